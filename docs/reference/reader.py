@@ -192,9 +192,13 @@ class Cursor:
         return keys
 
     def recipient(self) -> tuple[int, bytes]:
-        """Kind and key of a recipient (4)."""
+        """Kind and id of a recipient (4)."""
+        return self.public(32)
+
+    def public(self, size: int = 1216) -> tuple[int, bytes]:
+        """Kind and public key of a device (6), or an id of 32 bytes."""
         kind, key = self.u(8, 1), self.bytes16()
-        if len(key) > 2048 or (kind in (1, 3) and len(key) != 32):
+        if len(key) > 2048 or (kind in (2, 3) and len(key) != size):
             raise DamageError(f"{self.what} has a recipient of no kind")
         return kind, key
 
@@ -286,7 +290,7 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
 STATE = """format:format min_format:u8 ns_id:32 era:u32 v:u64 prev:32 skip:32 master:32 config:32 index_gen:u64 index:32
     retained_gen:u64 retained:32 devices:32 keyring:32 epoch:u32 gen:u64 min_gen:u64 writer:16 op_id:16 extra:32"""
 SLOT = "format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags"
-CERTIFICATE = """format:format ns_id:32 device:16 name:text16 signing:32 sealing:recipient tags:tags"""
+CERTIFICATE = """format:format ns_id:32 device:16 name:text16 signing:32 sealing:public tags:tags"""
 BACKEND = "id:16 name:text16 scheme:text16 capacity:u64 identity:32"
 ENTRY = "format:format ns_id:32 era:u32 acceptor:16 v:u64 index:u32 prev:32 base:402"
 ENTRY_CARRIED, ENTRY_END = "certificate:bytes16 config:bytes32 devices:bytes32", "id:16 device:16 tags:tags"
@@ -347,9 +351,9 @@ def open_slot(slot: Record, secret: bytes) -> Record:
 def read_ring(data: bytes) -> Record:
     """A keyring (4)."""
     c = Cursor(data, "a keyring")
-    ring = c.fields("format:format encrypted:flag chain:chain ephemeral:32")
+    ring = c.fields("format:format encrypted:flag chain:chain salt:32")
     ring.head, ring.hash = data[: c.at], sha256(data)
-    ring.recipients, _ = (c.rows(16, 4096, "to:recipient wrapped:bytes16", "to") for _ in range(2))
+    ring.recipients, _ = (c.rows(16, 1280, "to:recipient wrapped:bytes16", "to") for _ in range(2))
     ring.body = c.bytes32()
     c.tags()
     c.signature(ring.chain[max(0, len(ring.chain) - 2)], "keyring 1")
@@ -362,7 +366,7 @@ def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
     row = next((row for row in ring.recipients if row.to[0] == 3 and row.to[1] in by_id), None)
     if row is None:
         return None
-    secret = decrypt(hkdf(by_id[row.to[1]], ring.ephemeral, "ring"), 0, row.wrapped, b"", "a keyring")
+    secret = decrypt(hkdf(by_id[row.to[1]], ring.salt, "ring"), 0, row.wrapped, b"", "a keyring")
     c = Cursor(unseal(ring.body, 2, secret, ring.head, "a keyring"), "a keyring")
     body = c.fields("epoch_key:32 id_key:32 chunk_seed:32 older:bytes32 tags:tags")
     c.end()
@@ -395,7 +399,7 @@ def read_devices(data: bytes, ns_id: bytes) -> Record:
     p.tags()
     p.signature(devices.chain[-1], "policy 1")
     devices.policy = policy
-    found = [read_certificate(row.bytes, devices.chain[-1]) for row in c.rows(16, 4096, "bytes:bytes16")]
+    found = [read_certificate(row.bytes, devices.chain[-1]) for row in c.rows(16, 1024, "bytes:bytes16")]
     devices.ended = {row.id for size in (16, 32) for row in c.rows(16, 4096, f"id:{size}", "id")}
     devices.notes = c.tags()
     c.end()

@@ -5,22 +5,27 @@ a parent key and 32 random bytes that stand in the header, so each key seals one
 no nonce state lives anywhere (format-agreement.md, section 2). The associated data are the header and whatever the
 caller binds the record to: a workspace, an acceptor, a place in a log.
 
-Nothing here draws randomness: entropy comes as an argument, so a simulator replays every byte.
+Nothing here draws randomness but `seal_to`: entropy comes as an argument, so a simulator replays every byte.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.codec import Reader, bytes16, padme, u8, u32
-from metasync.errors import FormatError
+from metasync.codec import UPGRADE, Reader, bytes16, padme, u8, u32
+from metasync.errors import FormatError, UpgradeError, WorkspaceError
 
 if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
+    from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hpke import Suite
 
 FORMAT: Final = 1
 KEY_BYTES: Final = 32
@@ -166,7 +171,7 @@ def _aead(parent: bytes, header: Header) -> AESGCM:
     return AESGCM(derive(parent, f"record {header.kind}", header.random))
 
 
-# Signatures and key agreement. Private keys are the 32 raw bytes.
+# Signatures, and what is sealed to devices. Private keys are 32 bytes.
 
 
 def sign_public(private: bytes) -> bytes:
@@ -206,26 +211,8 @@ def _in_context(context: str, message: bytes) -> bytes:
     return b"metasync " + context.encode("ascii") + b"\0" + message
 
 
-def seal_public(private: bytes) -> bytes:
-    """The X25519 public key of a private one."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-
-
-def agree(private: bytes, public: bytes, label: str, salt: bytes) -> bytes:
-    """The 32-byte key that both ends of an X25519 exchange derive. `FormatError` for a public key of small order."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-
-    try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as e:
-        raise FormatError("unusable X25519 public key") from e
-    return derive(shared, label, salt)
-
-
 class Recipient(NamedTuple):
-    """To whom a secret may be wrapped: a key that stands in the open, and its kind."""
+    """To whom a secret may be wrapped: a public key, or the id of a key, that stands in the open; and its kind."""
 
     kind: int
     key: bytes
@@ -234,29 +221,104 @@ class Recipient(NamedTuple):
         return u8(self.kind) + bytes16(self.key)
 
 
-X25519: Final = 1  # a device's public key
-SLOT_KEY: Final = 3  # the id of a key slot's key, which is symmetric; 2 is kept for X25519 with ML-KEM-768
-RECIPIENT_BYTES_MAX: Final = 2048  # of a key; a hybrid's has 1,216
-_RECIPIENT_BYTES: Final = {X25519: 32, SLOT_KEY: 32}
-WRAPPED_BYTES: Final = {X25519: 48, SLOT_KEY: 48}
+HYBRID: Final = 2  # a device's key for X25519 with ML-KEM-768; 1 was for X25519 alone, and is not used
+SLOT_KEY: Final = 3  # of a key slot, which is symmetric
+RECIPIENT_BYTES_MAX: Final = 2048  # of a key
+PUBLIC_KEY_BYTES: Final = {HYBRID: 1184 + 32}  # ML-KEM-768, X25519
+RECIPIENT_ID_BYTES: Final = {HYBRID: 32, SLOT_KEY: 32}
+WRAPPED_BYTES: Final = {HYBRID: 1088 + 32 + 48, SLOT_KEY: 48}  # of a secret of 32 bytes
 
 
-def read_recipient(r: Reader) -> Recipient:
-    """Reads what `Recipient.encode` wrote; also one of a kind that this program does not know."""
+def read_recipient(r: Reader, bytes_of: Mapping[int, int] = RECIPIENT_ID_BYTES) -> Recipient:
+    """Reads what `Recipient.encode` wrote; also one of a kind that this program does not know.
+
+    `bytes_of`: PUBLIC_KEY_BYTES where keys stand, else ids are meant.
+    """
     out = Recipient(r.u8(), r.bytes16(RECIPIENT_BYTES_MAX))
-    if not out.kind or len(out.key) != _RECIPIENT_BYTES.get(out.kind, len(out.key)):
+    if not out.kind or len(out.key) != bytes_of.get(out.kind, len(out.key)):
         raise r.fail(f"a recipient of kind {out.kind} with {len(out.key)} bytes")
     return out
 
 
-def device_recipient(private: bytes) -> Recipient:
-    """Of the holder of an X25519 private key."""
-    return Recipient(X25519, seal_public(private))
+def sealing_key(private: bytes) -> Recipient:
+    """The public key of a device's sealing key, a seed of 32 bytes: as X-Wing's (draft-connolly-cfrg-xwing-kem-08)."""
+    mlkem, x25519 = _halves(private)
+    return Recipient(HYBRID, mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw())
+
+
+def device_recipient(public: Recipient) -> Recipient:
+    """The id, by which a keyring names the holder of a public key."""
+    return Recipient(public.kind, sha256(public.key))
 
 
 def slot_recipient(key: bytes) -> Recipient:
     """Of who opens a key slot: told from its key, of which it says nothing."""
     return Recipient(SLOT_KEY, derive(key, "slot id"))
+
+
+def seal_to(public: Recipient, secret: bytes, label: str, salt: bytes) -> bytes:
+    """Seals `secret` to a device for the purpose `label`: by HPKE (RFC 9180), base mode, one message.
+
+    KEM 0x647a (X-Wing: ML-KEM-768 and X25519), HKDF-SHA256, AES-256-GCM. The library draws what is random in it.
+    `UpgradeError` for a key of another kind; `FormatError` for one that is none, as an X25519 key of small order.
+    """
+    if public.kind != HYBRID:
+        raise UpgradeError(f"a device has a key of kind {public.kind}", next_step=UPGRADE)
+    from cryptography.hazmat.primitives import hpke
+    from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    with _needing_mlkem():
+        try:
+            mlkem = MLKEM768PublicKey.from_public_bytes(public.key[:-32])
+            x25519 = X25519PublicKey.from_public_bytes(public.key[-32:])
+            key = hpke.MLKEM768X25519PublicKey(mlkem, x25519)
+            return _hpke().encrypt(secret, key, info=_in_context(label, salt))
+        except ValueError as e:
+            raise FormatError("a device's sealing key is unusable") from e
+
+
+def open_sealed(private: bytes, sealed: bytes, label: str, salt: bytes) -> bytes | None:
+    """What `seal_to` sealed; None when it was to another key, for another purpose, or altered."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives import hpke
+
+    key = hpke.MLKEM768X25519PrivateKey(*_halves(private))
+    try:
+        return _hpke().decrypt(sealed, key, info=_in_context(label, salt))
+    except InvalidTag:
+        return None
+
+
+def _hpke() -> Suite:
+    from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+    return Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+def _halves(seed: bytes) -> tuple[MLKEM768PrivateKey, X25519PrivateKey]:
+    """Both private keys that X-Wing draws from a seed of 32 bytes."""
+    from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    drawn = hashlib.shake_256(seed).digest(64 + 32)
+    with _needing_mlkem():
+        return MLKEM768PrivateKey.from_seed_bytes(drawn[:64]), X25519PrivateKey.from_private_bytes(drawn[64:])
+
+
+@contextmanager
+def _needing_mlkem() -> Iterator[None]:
+    """`WorkspaceError` where the library's OpenSSL is too old."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        yield
+    except UnsupportedAlgorithm as e:
+        raise WorkspaceError(
+            "the `cryptography` package on this machine has no ML-KEM-768, which a device's key needs",
+            next_step="Install its wheel: `pip install --force-reinstall --only-binary :all: cryptography`. What is "
+            "built here needs OpenSSL 3.5 or newer.",
+        ) from e
 
 
 def wrap(key: bytes, secret: bytes) -> bytes:

@@ -36,10 +36,11 @@ from metasync.codec import (
 from metasync.errors import ExcludedError, FormatError, UsageError
 from metasync.keys.derive import (
     FORMAT,
+    PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
     Recipient,
-    device_recipient,
     read_recipient,
+    sealing_key,
     sha256,
     sign,
     sign_public,
@@ -49,27 +50,28 @@ from metasync.keys.policy import POLICY_BYTES_MAX, AdminChain, Policy, decode_po
 
 DEVICE_ENTROPY_BYTES: Final = 16 + 32 + 32
 DEVICE_NAME_BYTES_MAX: Final = 255
-CERTIFICATE_BYTES_MAX: Final = 1024
-DEVICES_MAX: Final = 4096
+CERTIFICATE_BYTES_MAX: Final = 2048
+DEVICES_MAX: Final = 1024  # so many certificates, the largest policy and all that has ended have 3.0 MB
+ENDED_MAX: Final = 4096
 DEVICE_SET_BYTES_MAX: Final = 4 << 20
 _SIGNED: Final = "device certificate 1"
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The admin's word that a device belongs to the workspace. `recipient`: for whom keyrings are sealed to it."""
+    """The admin's word that a device belongs to the workspace. `sealing`: for which keyrings are sealed to it."""
 
     ns_id: bytes
     device_id: bytes
     name: str
     sign_public: bytes
-    recipient: Recipient
+    sealing: Recipient
     signature: bytes
     tags: Tags = ()
 
     def _signed(self) -> bytes:
         head = u8(FORMAT) + self.ns_id + self.device_id + text16(self.name)
-        return head + self.sign_public + self.recipient.encode() + encode_tags(self.tags)
+        return head + self.sign_public + self.sealing.encode() + encode_tags(self.tags)
 
     def encode(self) -> bytes:
         return self._signed() + self.signature
@@ -89,7 +91,7 @@ def decode_certificate(data: bytes) -> Certificate:
         device_id=r.take(16),
         name=r.text16(DEVICE_NAME_BYTES_MAX),
         sign_public=r.take(32),
-        recipient=read_recipient(r),
+        sealing=read_recipient(r, PUBLIC_KEY_BYTES),
         tags=r.tags(),
         signature=r.take(SIGNATURE_BYTES),
     )
@@ -99,7 +101,7 @@ def decode_certificate(data: bytes) -> Certificate:
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """What makes this copy of the workspace a device of its own. Never leaves the machine."""
+    """What makes this copy of the workspace a device of its own. Never leaves the machine. `seal_private`: a seed."""
 
     device_id: bytes
     name: str
@@ -109,7 +111,7 @@ class DeviceIdentity:
     def certified(self, admin_private: bytes, ns_id: bytes) -> Certificate:
         """A certificate for this device by the admin."""
         bare = Certificate(
-            ns_id, self.device_id, self.name, sign_public(self.sign_private), device_recipient(self.seal_private), b""
+            ns_id, self.device_id, self.name, sign_public(self.sign_private), sealing_key(self.seal_private), b""
         )
         return recertified(bare, admin_private)
 
@@ -217,10 +219,15 @@ class DeviceSet:
         return shown.sign_public if shown.device_id == device_id and self.admits(shown) else None
 
     def with_device(self, certificate: Certificate) -> DeviceSet:
-        """The set with one more device. `ValueError` when it is not admitted."""
+        """The set with one more device. `ValueError` when it is not admitted, `UsageError` when the set is full."""
         if not self.admits(certificate):
             raise ValueError("the certificate is not valid in this device set")
         rest = [c for c in self.certificates if c.device_id != certificate.device_id]
+        if len(rest) >= DEVICES_MAX:
+            raise UsageError(
+                f"the workspace has {len(rest)} devices, which is the most there can be",
+                next_step="`metasync device revoke` those that are not used any more, on another device.",
+            )
         return make_device_set(self.policy, (*rest, certificate), self.ended_ids, self.ended_keys, self.tags)
 
     def encode(self) -> bytes:
@@ -266,8 +273,8 @@ def decode_device_set(data: bytes, ns_id: bytes, *, known: bool = False) -> Devi
     check_format(r.u8(), "the device set")
     policy = r.bytes32(POLICY_BYTES_MAX)
     raw = [r.bytes16(CERTIFICATE_BYTES_MAX) for _ in range(_bounded(r, DEVICES_MAX, 2))]
-    ids = tuple(r.take(16) for _ in range(_bounded(r, DEVICES_MAX, 16)))
-    keys = tuple(r.take(32) for _ in range(_bounded(r, DEVICES_MAX, 32)))
+    ids = tuple(r.take(16) for _ in range(_bounded(r, ENDED_MAX, 16)))
+    keys = tuple(r.take(32) for _ in range(_bounded(r, ENDED_MAX, 32)))
     tags = r.tags()
     r.end()
     out = DeviceSet(policy, tuple(decode_certificate(c) for c in raw), ids, keys, tags)

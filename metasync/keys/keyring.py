@@ -1,9 +1,9 @@
 """Keyrings: one key epoch's keys, sealed to every device and slot of that moment (architecture.md, D11).
 
-A ring lies on all backends as `keys/ring-<epoch>-<sha256>`. A *ring secret* is wrapped to each device's X25519 key
-with one ephemeral key, and to each slot's key, which is symmetric; under it lie the epoch key, the id key and the
-chunk seed, and beneath those the older epoch keys. The admin's private key is wrapped to slots only, so that no
-device ever holds it. The admin key of the epoch before signs the ring, the first signs its own.
+A ring lies on all backends as `keys/ring-<epoch>-<sha256>`. A *ring secret* is sealed to each device's key, a hybrid
+that no quantum computer opens, and wrapped to each slot's key, which is symmetric; under it lie the epoch key, the id
+key and the chunk seed, and beneath those the older epoch keys. The admin's private key is wrapped to slots only, so
+that no device ever holds it. The admin key of the epoch before signs the ring, the first signs its own.
 
 In a workspace without encryption the keys derive from `ns_id` for everybody; its ring wraps the admin key alone.
 """
@@ -16,25 +16,26 @@ from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from metasync.codec import UPGRADE, Reader, Tags, bytes16, bytes32, check_format, encode_tags, u8, u16, u32, u64
-from metasync.errors import FormatError, PassphraseError, UpgradeError, WorkspaceError
+from metasync.codec import Reader, Tags, bytes16, bytes32, check_format, encode_tags, u8, u16, u32, u64
+from metasync.errors import FormatError, PassphraseError, WorkspaceError
 from metasync.keys.derive import (
     FORMAT,
     HEADER_BYTES,
+    HYBRID,
     SLOT_KEY,
     WRAPPED_BYTES,
-    X25519,
     Header,
     Recipient,
     RecordKind,
-    agree,
     derive,
     device_recipient,
     mac,
+    open_sealed,
     read_header,
     read_recipient,
     seal,
-    seal_public,
+    seal_to,
+    sealing_key,
     sha256,
     sign,
     sign_public,
@@ -48,9 +49,9 @@ from metasync.keys.derive import (
 from metasync.keys.policy import AdminChain, decode_chain
 
 FIRST_EPOCH: Final = 1
-RING_ENTROPY_BYTES: Final = 32 + 32 + 32  # ephemeral key, ring secret, record
-RING_BYTES_MAX: Final = 4 << 20  # room for 3,000 recipients of 1.2 KB
-RECIPIENTS_MAX: Final = 4096
+RING_ENTROPY_BYTES: Final = 32 + 32 + 32  # salt, ring secret, record
+RING_BYTES_MAX: Final = 4 << 20  # RECIPIENTS_MAX take 1.3 MB; later kinds may take more
+RECIPIENTS_MAX: Final = 1024 + 256  # DEVICES_MAX devices, and the slots of a policy
 _SIGNED: Final = "keyring 1"
 _WRAPPED_BYTES_MAX: Final = 2048
 
@@ -168,12 +169,12 @@ def rotated_keys(keys: WorkspaceKeys, entropy: bytes) -> WorkspaceKeys:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A ring as anybody can read it. `wraps`: (recipient, wrapped ring secret), ascending; `admin_wraps` the same for
-    the admin's private key. Recipients may be of kinds that this program does not know."""
+    """A ring as anybody can read it. `wraps`: (recipient by its id, wrapped ring secret), ascending; `admin_wraps` the
+    same for the admin's private key. Recipients may be of kinds that this program does not know."""
 
     encrypted: bool
     chain: AdminChain
-    ephemeral: bytes
+    salt: bytes
     wraps: Wraps
     admin_wraps: Wraps
     body: bytes
@@ -201,8 +202,8 @@ def make_ring(
     """The ring of `keys.epoch`, to be stored under `ring_path`.
 
     `chain` ends with the public key of `admin_private`; `signer_private` is the admin key of the epoch before (the
-    first ring: the same). `slots`: the keys of key slots. `entropy`: RING_ENTROPY_BYTES fresh bytes. `UpgradeError`
-    when a device has a key of a kind that this program cannot seal to.
+    first ring: the same). `devices`: their public keys; `slots`: the keys of key slots. `entropy`: RING_ENTROPY_BYTES
+    fresh bytes. `UpgradeError` when a device has a key of a kind that this program cannot seal to.
     """
     if len(entropy) != RING_ENTROPY_BYTES:
         raise ValueError("a ring takes 96 random bytes")
@@ -210,29 +211,26 @@ def make_ring(
         raise ValueError("the admin keys are not those of the chain")
     if chain.epoch != keys.epoch or chain.ns_id != keys.ns_id:
         raise ValueError("the keys are not those of the chain's epoch")
-    ephemeral_private, secret, random = entropy[:32], entropy[32:64], entropy[64:]
-    ephemeral = seal_public(ephemeral_private)
+    salt, secret, random = entropy[:32], entropy[32:64], entropy[64:]
 
-    head = _head(keys.encrypted, chain, ephemeral)
+    head = _head(keys.encrypted, chain, salt)
     body = b""
     if keys.encrypted:
         header = Header(RecordKind.RING, 0, keys.epoch, random)
         body = seal(secret, header, _body(keys, random), binding=head)
-    to_slots = {slot_recipient(key): partial(_slot_key, key, ephemeral) for key in slots}
-    to_devices = {r: partial(_device_key, ephemeral_private, ephemeral, r) for r in devices}
+    to_slots = {slot_recipient(key): partial(_to_slot, key, salt) for key in slots}
+    to_devices = {device_recipient(d): partial(_to_device, d, salt) for d in devices}
     ring = head + _encode_wraps({**to_devices, **to_slots} if keys.encrypted else {}, "ring", secret)
     ring += _encode_wraps(to_slots, "ring admin", admin_private) + bytes32(body) + encode_tags(())
     return ring + sign(signer_private, _SIGNED, ring)
 
 
-def _slot_key(key: bytes, ephemeral: bytes, label: str) -> bytes:
-    return derive(key, label, ephemeral)
+def _to_slot(key: bytes, salt: bytes, label: str, secret: bytes) -> bytes:
+    return wrap(derive(key, label, salt), secret)
 
 
-def _device_key(ephemeral_private: bytes, ephemeral: bytes, recipient: Recipient, label: str) -> bytes:
-    if recipient.kind != X25519:
-        raise UpgradeError(f"a device has a key of kind {recipient.kind}", next_step=UPGRADE)
-    return agree(ephemeral_private, recipient.key, label, ephemeral + recipient.key)
+def _to_device(public: Recipient, salt: bytes, label: str, secret: bytes) -> bytes:
+    return seal_to(public, secret, label, salt)
 
 
 def ring_path(data: bytes) -> str:
@@ -253,8 +251,8 @@ def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:
     check_format(r.u8(), "the keyring")
     encrypted = _flag(r)
     chain = decode_chain(r)
-    ephemeral, wraps, admin_wraps, body = r.take(32), _decode_wraps(r), _decode_wraps(r), r.bytes32(RING_BYTES_MAX)
-    ring = Ring(encrypted, chain, ephemeral, wraps, admin_wraps, body, r.tags())
+    salt, wraps, admin_wraps, body = r.take(32), _decode_wraps(r), _decode_wraps(r), r.bytes32(RING_BYTES_MAX)
+    ring = Ring(encrypted, chain, salt, wraps, admin_wraps, body, r.tags())
     signed, signature = signed_part(r)
     if ring.encrypted != bool(ring.body) or (ring.wraps and not encrypted):
         raise FormatError("keyring: sealed keys and the encryption flag contradict each other")
@@ -265,8 +263,8 @@ def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:
     return ring
 
 
-def open_ring(data: bytes, private: bytes | None, ns_id: bytes, *, kind: int = X25519) -> WorkspaceKeys:
-    """The workspace's keys, with a device's X25519 private key or, of kind SLOT_KEY, a slot's key.
+def open_ring(data: bytes, private: bytes | None, ns_id: bytes, *, kind: int = HYBRID) -> WorkspaceKeys:
+    """The workspace's keys, with a device's private sealing key or, of kind SLOT_KEY, a slot's key.
 
     None: a workspace without encryption. `PassphraseError` when the ring is not sealed to that key; `FormatError` when
     it is no ring of `ns_id`.
@@ -277,7 +275,7 @@ def open_ring(data: bytes, private: bytes | None, ns_id: bytes, *, kind: int = X
     secret = _unwrapped(ring, ring.wraps, private, kind, "ring") if private else None
     if secret is None:
         raise PassphraseError(f"the keyring of epoch {ring.epoch} is not sealed to this key")
-    body = _opened(secret, ring.body, ring.epoch, _head(True, ring.chain, ring.ephemeral))
+    body = _opened(secret, ring.body, ring.epoch, _head(True, ring.chain, ring.salt))
     r = Reader(body, "keyring")
     epoch_key, id_key, seed = r.take(32), r.take(32), r.take(32)
     beneath = r.bytes32(RING_BYTES_MAX)
@@ -317,25 +315,25 @@ def _body(keys: WorkspaceKeys, random: bytes) -> bytes:
     return epoch_key + keys.id_key + keys.chunk_seed + bytes32(beneath) + encode_tags(())
 
 
-def _head(encrypted: bool, chain: AdminChain, ephemeral: bytes) -> bytes:
-    return u8(FORMAT) + u8(encrypted) + chain.encode() + ephemeral
+def _head(encrypted: bool, chain: AdminChain, salt: bytes) -> bytes:
+    return u8(FORMAT) + u8(encrypted) + chain.encode() + salt
 
 
 def _unwrapped(ring: Ring, wraps: Wraps, private: bytes, kind: int, label: str) -> bytes | None:
-    mine = slot_recipient(private) if kind == SLOT_KEY else device_recipient(private)
+    mine = slot_recipient(private) if kind == SLOT_KEY else device_recipient(sealing_key(private))
     wrapped = dict(wraps).get(mine)
     if wrapped is None:
         return None
     if kind == SLOT_KEY:
-        return unwrap(_slot_key(private, ring.ephemeral, label), wrapped)
-    return unwrap(agree(private, ring.ephemeral, label, ring.ephemeral + mine.key), wrapped)
+        return unwrap(derive(private, label, ring.salt), wrapped)
+    return open_sealed(private, wrapped, label, ring.salt)
 
 
-def _encode_wraps(to: Mapping[Recipient, Callable[[str], bytes]], label: str, secret: bytes) -> bytes:
-    """`to`: recipients, and what makes each one's key for a label."""
+def _encode_wraps(to: Mapping[Recipient, Callable[[str, bytes], bytes]], label: str, secret: bytes) -> bytes:
+    """`to`: recipients, and what wraps a secret to each for a label."""
     if len(to) > RECIPIENTS_MAX:
         raise ValueError("too many recipients")
-    return u16(len(to)) + b"".join(r.encode() + bytes16(wrap(to[r](label), secret)) for r in sorted(to))
+    return u16(len(to)) + b"".join(r.encode() + bytes16(to[r](label, secret)) for r in sorted(to))
 
 
 def _decode_wraps(r: Reader) -> Wraps:

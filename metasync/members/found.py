@@ -281,7 +281,7 @@ def found(
         chain,
         admin_private=admin_private,
         signer_private=admin_private,
-        devices=[certificate.recipient],
+        devices=[certificate.sealing],
         slots=[secret.key for secret in slots.secrets],
         entropy=entropy(RING_ENTROPY_BYTES),
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.consensus import JOURNAL_KEY, Change
 from metasync.errors import BackendError, FormatError, NoQuorumError
 from metasync.events import Notice
-from metasync.keys.device_set import decode_certificate
+from metasync.keys.device_set import DEVICES_MAX, decode_certificate
 from metasync.runtime.effects import Op, each
 from metasync.session import agreement
 
@@ -112,6 +112,7 @@ def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
     for _ in range(ROUNDS_MAX):
         devices = s.devices_of(state)
         new = [c for c in found if devices.get(c.device_id) is None and devices.admits(c)]
+        new = new[: DEVICES_MAX - len(devices.certificates)]
         if not new:
             break
         for certificate in new:

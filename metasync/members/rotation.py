@@ -152,7 +152,7 @@ def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificat
         chain,
         admin_private=admin_private,
         signer_private=opened.admin_private,
-        devices=[c.recipient for c in remaining],
+        devices=[c.sealing for c in remaining],
         slots=[secret.key for secret in slots.secrets],
         entropy=s.entropy(RING_ENTROPY_BYTES),
     )

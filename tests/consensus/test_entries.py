@@ -31,6 +31,7 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.state import successor
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.derive import sha256
+from metasync.keys.device_set import CERTIFICATE_BYTES_MAX
 
 NAMES = ["a", "b", "c"]
 
@@ -274,7 +275,7 @@ def feed(acceptor: Any, ws: Workspace, name: str, store: Mapping[str, bytes]) ->
 
 def test_the_fullest_entry_fits(ws: Workspace) -> None:
     claim = Claim(drawn("a", 16), 1 << 60, 1 << 30, bytes(CLAIM_BYTES_MAX))
-    full = replace(entry(Kind.ACCEPT), claim=claim, certificate=bytes(1000))
+    full = replace(entry(Kind.ACCEPT), claim=claim, certificate=bytes(CERTIFICATE_BYTES_MAX))
     assert len(sealed(full)) <= ENTRY_BYTES_MAX
     assert len(sealed(entry())) == 1024
     assert len(sealed(entry(Kind.ACCEPT))) == 1536

@@ -11,7 +11,7 @@ from metasync.keys.derive import RecordKind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/design/keys.md").read_text("utf-8")
-LABELLED = {"derive": 1, "agree": 2, "_encode_wraps": 1}  # functions, and which argument is a label of HKDF
+LABELLED = {"derive": 1, "_encode_wraps": 1}  # functions, and which argument is a label of HKDF
 
 
 def modules() -> Iterator[ast.Module]:

@@ -19,12 +19,11 @@ from metasync.keys.derive import (
     SLOT_KEY,
     Header,
     RecordKind,
-    agree,
     derive,
-    device_recipient,
     read_header,
     seal,
     sealed_bytes,
+    sealing_key,
     sha256,
     sign,
     sign_public,
@@ -89,7 +88,7 @@ def ring(keys: WorkspaceKeys = KEYS, slots: list[bytes] | None = None) -> bytes:
         CHAIN,
         admin_private=ADMIN,
         signer_private=ADMIN,
-        devices=[device_recipient(DEVICE.seal_private)],
+        devices=[sealing_key(DEVICE.seal_private)],
         slots=slots or [],
         entropy=RNG.randbytes(RING_ENTROPY_BYTES),
     )
@@ -163,11 +162,6 @@ def test_signatures_have_a_context() -> None:
     assert not verify(sign_public(ADMIN), "entry 1", b"massage", signature)
     assert not verify(b"\xff" * 32, "entry 1", b"message", signature)
     assert not verify(sign_public(ADMIN), "entry 1", b"message", signature[:-1])
-
-
-def test_a_public_key_of_small_order_is_refused() -> None:
-    with pytest.raises(FormatError):
-        agree(b"k" * 32, bytes(32), "x", b"")
 
 
 # Slots.
@@ -276,7 +270,7 @@ def test_a_second_epoch_is_signed_by_the_first() -> None:
     chain2 = CHAIN.extended(ADMIN, sign_public(admin2))
     keys2 = replace(KEYS, epoch_keys=(*KEYS.epoch_keys, (2, RNG.randbytes(32))))
     _, secret = slot()
-    parts = {"devices": [device_recipient(DEVICE.seal_private)], "slots": [secret.key]}
+    parts = {"devices": [sealing_key(DEVICE.seal_private)], "slots": [secret.key]}
     data = make_ring(
         keys2, chain2, admin_private=admin2, signer_private=ADMIN, entropy=RNG.randbytes(RING_ENTROPY_BYTES), **parts
     )

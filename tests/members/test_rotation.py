@@ -24,6 +24,7 @@ from metasync.errors import (
     RevokedError,
     UsageError,
 )
+from metasync.keys.derive import device_recipient
 from metasync.keys.device_set import open_logins
 from metasync.keys.keyring import read_ring
 from metasync.keys.slots import Cost, make_slot, slot_path
@@ -782,9 +783,9 @@ def test_the_new_keys_are_sealed_to_the_others_alone(lab: Lab) -> None:
     w, d, p = three(lab)
     revoke(w, "phone")
     newest = max(keys_in(lab, "a", "ring"), key=lambda path: int(path.name.split("-")[1]))
-    to = {public for public, _ in read_ring(newest.read_bytes()).wraps}
-    assert d._connections.certificate.recipient in to
-    assert p._connections.certificate.recipient not in to
+    to = {who for who, _ in read_ring(newest.read_bytes()).wraps}
+    assert device_recipient(d._connections.certificate.sealing) in to
+    assert device_recipient(p._connections.certificate.sealing) not in to
 
 
 def test_a_step_back_over_three_rotations(lab: Lab) -> None:

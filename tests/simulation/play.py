@@ -20,6 +20,7 @@ from simulation.lies import Liar
 from simulation.machine import place_of
 from simulation.network import Hold, Lines, Rates, Store
 from simulation.plan import ClientPlan, Fault, Plan, Pounce, Step, Strike
+from simulation.sealing import repeatable_sealing
 from simulation.short_logs import short_logs
 from simulation.thief import Thief
 from simulation.witness import Witness
@@ -156,7 +157,7 @@ class Play:
         world = self.world
         out = Outcome(self.plan.seed)
         try:
-            with short_logs() if self.plan.floors else contextlib.nullcontext():
+            with repeatable_sealing(), short_logs() if self.plan.floors else contextlib.nullcontext():
                 self._run()
         except Violation as e:
             out.failure = str(e)

@@ -56,11 +56,11 @@ def test_the_same_seed_is_the_same_run_in_any_process() -> None:
         assert done.stdout.split() == [here.trace]
 
 
-def test_nothing_of_the_product_is_exchanged_but_for_mutants_and_floors() -> None:
+def test_nothing_of_the_product_is_exchanged_but_for_mutants_floors_and_what_draws_by_itself() -> None:
     modules = {p.name: p.read_text("utf-8") for p in Path(simulator.__file__).parent.glob("*.py")}
     assert "play.py" in modules
     patching = {name for name, text in modules.items() if re.search(r"\bmock\b|\bsetattr\(", text)}
-    assert patching - {Path(__file__).name} == {"mutants.py", "mutants_agreed.py", "short_logs.py"}
+    assert patching - {Path(__file__).name} == {"mutants.py", "mutants_agreed.py", "sealing.py", "short_logs.py"}
 
 
 def test_another_seed_is_another_run() -> None:

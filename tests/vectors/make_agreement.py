@@ -2,7 +2,8 @@
 
     python tests/vectors/make_agreement.py
 
-A change of format shows as a diff of these files, and none may show otherwise. Nothing here draws chance.
+A change of format shows as a diff of these files, and none may show otherwise. Nothing here draws chance: what is
+sealed to devices, which the library draws for, stands in `sealed.json` from the first time on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
@@ -81,7 +83,8 @@ from metasync.consensus.records.entry import (
 )
 from metasync.consensus.records.era import EraRecord, Tombstone, encode_tombstone, seal_record
 from metasync.consensus.records.state import STATE_BYTES, Change, Ref, skip_version, successor
-from metasync.keys.derive import Header, RecordKind, device_recipient, sha256, sign, sign_public
+from metasync.keys import keyring
+from metasync.keys.derive import Header, Recipient, RecordKind, seal_to, sealing_key, sha256, sign, sign_public
 from metasync.keys.device_set import (
     DeviceSet,
     Invitation,
@@ -98,6 +101,7 @@ from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root
 from metasync.store.index import Ref as Named
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
+KEPT = FOLDER.parent / "sealed.json"  # what was sealed to devices, for there the library draws its own randomness
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"
 CHEAP = Cost(memory_kib=64, iterations=1, lanes=1, for_tests=True)
 Case = dict[str, Any]
@@ -129,6 +133,24 @@ def case(what: str, about: str, data: bytes, expect: str = OK, **more: Any) -> C
         **{k: plain(v) for k, v in more.items()},
         "data": data.hex(),
     }
+
+
+SEALED: dict[str, str] = json.loads(KEPT.read_text("utf-8"))
+USED: set[str] = set()
+
+
+def sealed_once(public: Recipient, secret: bytes, label: str, salt: bytes) -> bytes:
+    """What `seal_to` gave the first time."""
+    key = sha256(public.encode() + secret + label.encode() + salt).hex()
+    USED.add(key)
+    if key not in SEALED:
+        SEALED[key] = seal_to(public, secret, label, salt).hex()
+    return bytes.fromhex(SEALED[key])
+
+
+def made_ring(*args: Any, **more: Any) -> bytes:
+    with mock.patch.object(keyring, "seal_to", sealed_once):
+        return make_ring(*args, **more)
 
 
 def cut(data: bytes, at: int, put: bytes) -> bytes:
@@ -897,44 +919,78 @@ def slots() -> Cases:
     yield "slot-bad-long", one("a byte too many", good + b"\0", FORMAT)
 
 
+def sealings() -> Cases:
+    secret, salt = drawn("ring secret"), drawn("salt")
+
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        shown = {"private": ALICE.seal_private, "label": "ring", "salt": salt, "value": secret, **more}
+        return case("sealed", about, data, expect, **shown)
+
+    public = sealing_key(ALICE.seal_private)
+    good = sealed_once(public, secret, "ring", salt)
+    yield "sealed", one("32 bytes for a device; `public` is its key", good, public=public.key)
+    yield "sealed-bad-device", one("for somebody else", good, FORMAT, private=BOB.seal_private)
+    yield "sealed-bad-label", one("for another purpose", good, FORMAT, label="ring admin")
+    yield "sealed-bad-salt", one("of another keyring", good, FORMAT, salt=drawn("other"))
+    yield "sealed-bad-lattice", one("a bit of the ML-KEM half", cut(good, 500, bytes([good[500] ^ 1])), FORMAT)
+    yield "sealed-bad-curve", one("a bit of the X25519 half", cut(good, 1100, bytes([good[1100] ^ 1])), FORMAT)
+    yield "sealed-bad-zero", one("an X25519 key of small order", cut(good, 1088, bytes(32)), FORMAT)
+    yield "sealed-bad-tag", one("altered", cut(good, len(good) - 1, bytes([good[-1] ^ 1])), FORMAT)
+    yield "sealed-bad-short", one("cut", good[:-1], FORMAT)
+    yield "sealed-bad-long", one("a byte too many", good + b"\0", FORMAT)
+    yield "sealed-bad-empty", one("no bytes", b"", FORMAT)
+
+
 def rings() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
         return case(
-            "ring", about, data, expect, **{"private": ALICE.seal_private, "recipient": 1, "ns_id": NS_ID, **more}
+            "ring", about, data, expect, **{"private": ALICE.seal_private, "recipient": 2, "ns_id": NS_ID, **more}
         )
 
-    parts: dict[str, Any] = {"devices": [device_recipient(ALICE.seal_private)], "slots": [drawn("slot key")]}
-    good = make_ring(KEYS, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
+    def signed(ring: bytes) -> bytes:
+        return ring + sign(ADMIN, "keyring 1", ring)
+
+    parts: dict[str, Any] = {"devices": [sealing_key(ALICE.seal_private)], "slots": [drawn("slot key")]}
+    good = made_ring(KEYS, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
     by_slot = {"private": drawn("slot key"), "recipient": 3, "keys": KEYS.encode(), "admin": ADMIN}
     yield "ring", one("the first", good, keys=KEYS.encode())
     yield "ring-slot", one("the first, by a slot", good, **by_slot)
     at = len(good) - 64 - 1
-    later_tags = good[:at] + encode_tags(((7, b"later"),))
-    yield "ring-tags", one("with tags of a later version", later_tags + sign(ADMIN, "keyring 1", later_tags), **by_slot)
+    yield "ring-tags", one("with tags of a later version", signed(good[:at] + encode_tags(((7, b"later"),))), **by_slot)
     listed = 2 + len(CHAIN.encode()) + 32
-    n = 1 + 2 + 32 + 2 + 48
-    hybrid = u8(2) + bytes16(drawn("ml-kem", 32) * 38) + bytes16(drawn("wrapped", 32) * 35)
-    between = good[:listed] + u16(3) + good[listed + 2 : listed + 2 + n] + hybrid + good[listed + 2 + n : at + 1]
-    yield (
-        "ring-later-recipient",
-        one("a recipient of a later kind", between + sign(ADMIN, "keyring 1", between), **by_slot),
-    )
-    swapped = good[:listed] + u16(2) + good[listed + 2 + n : listed + 2 + 2 * n] + good[listed + 2 : listed + 2 + n]
-    swapped += good[listed + 2 + 2 * n : at + 1]
-    yield "ring-bad-order", one("recipients descend", swapped + sign(ADMIN, "keyring 1", swapped), FORMAT)
+    head, body = good[:listed], good[listed:-64]
+    one_device, one_slot = 1 + 2 + 32 + 2 + 1168, 1 + 2 + 32 + 2 + 48
+    device, slot, rest = body[2:][:one_device], body[2 + one_device :][:one_slot], body[2 + one_device + one_slot :]
+
+    def listing(*recipients: bytes) -> bytes:
+        return signed(head + u16(len(recipients)) + b"".join(recipients) + rest)
+
+    later = u8(4) + bytes16(drawn("later", 32) * 38) + bytes16(drawn("wrapped", 32) * 35)
+    x25519 = u8(1) + bytes16(drawn("x25519")) + bytes16(drawn("wrapped", 48))
+    yield "ring-later-recipient", one("a recipient of a later kind", listing(device, slot, later), **by_slot)
+    yield "ring-x25519", one("a recipient of kind 1, which nobody is", listing(x25519, device, slot), **by_slot)
+    yield "ring-bad-kind-0", one("a recipient of kind 0", listing(u8(0) + x25519[1:], device, slot), FORMAT)
+    yield "ring-bad-order", one("recipients descend", listing(slot, device), FORMAT)
+    yield "ring-bad-twice", one("a recipient twice", listing(device, device, slot), FORMAT)
+    yield "ring-bad-id", one("a device's id of 31 bytes", listing(u8(2) + u16(31) + device[4:], slot), FORMAT)
+    short = device[:35] + u16(1167) + device[37:-1]
+    yield "ring-bad-wrapped", one("1,167 bytes wrapped to a device", listing(short, slot), FORMAT)
+    bobs = sealed_once(sealing_key(BOB.seal_private), drawn("ring", 96)[32:64], "ring", drawn("ring", 96)[:32])
+    swapped = listing(device[:37] + bobs, slot)
+    yield "ring-bad-swapped", one("what is sealed to Bob under Alice's id", swapped, PASSPHRASE)
     second = drawn("second admin")
     chain = CHAIN.extended(ADMIN, sign_public(second))
     keys = replace(KEYS, epoch_keys=(*KEYS.epoch_keys, (2, drawn("epoch 2"))))
-    later = make_ring(keys, chain, admin_private=second, signer_private=ADMIN, entropy=drawn("ring 2", 96), **parts)
-    yield "ring-second", one("of the second epoch", later, keys=keys.encode())
+    next_one = made_ring(keys, chain, admin_private=second, signer_private=ADMIN, entropy=drawn("ring 2", 96), **parts)
+    yield "ring-second", one("of the second epoch", next_one, keys=keys.encode())
     bare = open_keys(NS_ID, 1)
-    plain_ring = make_ring(bare, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
+    plain_ring = made_ring(bare, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
     yield "ring-open", one("without encryption", plain_ring, private=None, keys=bare.encode())
     yield "ring-bad-recipient", one("for somebody else", good, PASSPHRASE, private=BOB.seal_private)
     yield "ring-bad-workspace", one("of another workspace", good, FORMAT, ns_id=bytes(32))
     yield "ring-bad-signature", one("altered signature", cut(good, len(good) - 1, bytes([good[-1] ^ 1])), FORMAT)
     yield "ring-bad-flag", one("the encryption flag cleared", cut(good, 1, b"\0"), FORMAT)
-    yield "ring-bad-chain", one("an uncertified admin key", cut(later, 70, drawn("x", 4)), FORMAT)
+    yield "ring-bad-chain", one("an uncertified admin key", cut(next_one, 70, drawn("x", 4)), FORMAT)
     yield "ring-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
     yield "ring-bad-long", one("a byte too many", good + b"\0", FORMAT)
     yield "ring-bad-short", one("cut", good[:-65], FORMAT)
@@ -1224,6 +1280,7 @@ def cases() -> Cases:
         invitation_codes,
         invites,
         slots,
+        sealings,
         rings,
         admin_chains,
         policies,
@@ -1252,3 +1309,4 @@ if __name__ == "__main__":
             path.unlink()
     for name, c in made.items():
         (FOLDER / f"{name}.json").write_text(text(c), encoding="utf-8")
+    KEPT.write_text(json.dumps({k: SEALED[k] for k in sorted(USED)}, indent=1) + "\n", encoding="utf-8")

@@ -50,7 +50,7 @@ from metasync.consensus.records.log_replay import NEVER, Log, ValueRules
 from metasync.consensus.records.state import decode_state
 from metasync.consensus.truncation import STEP
 from metasync.errors import FormatError, UpgradeError, UsageError
-from metasync.keys.derive import RecordKind, sha256, sign_public
+from metasync.keys.derive import RecordKind, open_sealed, sealing_key, sha256, sign_public
 from metasync.keys.device_set import decode_device_set, invitations, open_logins
 from metasync.keys.invitation import decode_code, invitation_name, open_invite
 from metasync.keys.keyring import open_admin, open_ring
@@ -95,6 +95,15 @@ def opened_ring(data: bytes, c: dict[str, Any]) -> Any:
         assert open_admin(data, private, NS_ID) == the(c, "admin")
     assert keys.encode() == the(c, "keys")
     return None
+
+
+def opened_sealed(data: bytes, c: dict[str, Any]) -> Any:
+    private = the(c, "private")
+    assert "public" not in c or sealing_key(private).key == the(c, "public")
+    secret = open_sealed(private, data, c["label"], the(c, "salt"))
+    if secret is None:
+        raise FormatError("it does not open")
+    return secret
 
 
 def opened_slot(data: bytes, c: dict[str, Any]) -> Any:
@@ -143,6 +152,7 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "head": lambda data, c: open_head(KEYS, DEVICES, data, the(c, "device")),
     "object": lambda data, c: open_object(KEYS, RecordKind[c["kind"]], data),
     "slot": opened_slot,
+    "sealed": opened_sealed,
     "ring": opened_ring,
     "chain": read_chain,
     "devices": lambda data, c: decode_device_set(data, the(c, "ns_id")),

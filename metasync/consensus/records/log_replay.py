@@ -183,8 +183,8 @@ def _fault_of_devices(old: DeviceSet, new: DeviceSet, value: State) -> str:
         kept = new.get(certificate.device_id)
         if kept is None and certificate.device_id not in after.revoked_ids:
             return f"a device set without {certificate.device_id.hex()[:8]}, whom the admin key did not revoke"
-        keys = certificate.sign_public, certificate.recipient
-        if kept is not None and (kept.sign_public, kept.recipient) != keys:
+        keys = certificate.sign_public, certificate.sealing
+        if kept is not None and (kept.sign_public, kept.sealing) != keys:
             return f"a device set with other keys of {certificate.device_id.hex()[:8]}"
     if after.epoch == before.epoch and not set(old.ended_ids + old.ended_keys) <= set(new.ended_ids + new.ended_keys):
         return "a device set that opens an ended invitation again"
