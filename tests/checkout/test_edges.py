@@ -279,3 +279,44 @@ class After(QuietDisk):
         super().rename_new(old, old_fd, new, new_fd)
         if new == b"f":
             self.do(Path(os.readlink(f"/proc/self/fd/{new_fd}")) / "f")
+
+
+# ---- what stays open, and what was staged before
+
+
+@needs_proc
+@pytest.mark.parametrize("drops", [False, True])
+def test_no_round_leaves_more_open_than_the_one_before(work: Workspace, drops: bool) -> None:
+    agreed(work, {b"a": DIR})
+    tree = {b"d": DIR, b"d/e": DIR, b"d/e/f": b"123456"}
+    changes = work.changes(work.base, {p: entry(spec) for p, spec in tree.items()} | work.base)
+    held, opened = [], []  # held: a descriptor that is closed with its holder is closed by chance
+    for _ in range(4):
+        checkout = Checkout(work.db, work.tree)
+        checkout.begin(changes)
+        checkout.stage_whole(b"d/e/f", b"123456")
+        left = checkout.open_left(b"d/e/f")
+        if left is not None:
+            os.close(left)
+        held.append((checkout, checkout._stage, checkout._left))
+        if drops:
+            checkout.drop_left()
+        checkout.pause()
+        opened.append(len(os.listdir("/proc/self/fd")))
+    assert opened[1] == opened[2] == opened[3]
+
+
+def test_what_was_not_staged_before_is_not_taken(work: Workspace) -> None:
+    assert not begun(work).take_left(b"f", {0: 6})
+    first = Checkout(work.db, work.tree)
+    first.abandon()
+    first.begin([Change(b"g", entry(b"other"), None)])
+    first.stage_whole(b"g", b"other")
+    first.pause()
+    checkout = begun(work)
+    assert checkout.has_left
+    assert checkout.open_left(b"f") is None
+    assert not checkout.take_left(b"f", {0: 6})
+    checkout.stage_whole(b"f", b"123456")
+    checkout.apply()
+    assert read(work.root)[b"f"].data == b"123456"

@@ -30,7 +30,6 @@ from mutation.guards import Guard, Planted, modules_of, planted_in
 
 PACKAGES: Final = "MUTATION_PACKAGES"  # names of packages and modules, by spaces
 ROOT: Final = "MUTATION_ROOT"  # the folder that they are in
-TESTS_MAX: Final = 60  # for one fault, of the room's own; and as many of others
 HANGS_S: Final = 60.0  # a child that takes as much more than ten times what its tests took does not end
 CHILD_BYTES_MAX: Final = 6 << 30
 
@@ -128,7 +127,7 @@ class _Hunt:
         chosen: list[str] = []
         for these in (own, others):
             seconds = 0.0
-            for n, nodeid in enumerate(these[:TESTS_MAX]):
+            for n, nodeid in enumerate(these):
                 seconds += self._met[nodeid][0]
                 if n and seconds > self._given.seconds:
                     break
