@@ -22,10 +22,14 @@ from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import Round
 from metasync.consensus.records.log_replay import NEVER, Log, ValueRules
 from metasync.consensus.records.state import State
-from metasync.errors import ForkError, UpgradeError
+from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.device_set import DeviceSet
 
 _FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
+PAST_IT: Final = (
+    "run again, in case a store showed it wrongly. Where no device can push any more, metasync recover goes past it; "
+    "--revoke NAME shuts out a device that you do not trust, for garbage does not say who put it there"
+)
 
 
 class Instance:
@@ -149,8 +153,12 @@ class Instance:
         )
 
     def top_round(self) -> Round:
-        """The highest round promised anywhere."""
-        return max((a.log.promised for a in self.acceptors.values()), default=NEVER)
+        """The highest round promised anywhere. One that promised the last there is can only be passed by."""
+        return max((a.log.promised for a in self.acceptors.values() if not a.log.spent), default=NEVER)
+
+    def ended(self) -> dict[str, str]:
+        """Acceptors that can take no more part in this version though they answer, by name, and why."""
+        return {a.name: why for a in self.acceptors.values() if (why := a.log.ended)}
 
     def owned(self, except_for: bytes) -> bool:
         """True when some other incarnation's round is promised by a quorum: let it finish."""
@@ -232,3 +240,44 @@ class Instance:
                 f"backends show an older past than this device has seen ({reasons})",
                 next_step="they were restored from a backup, or lie: compare fingerprints with another device",
             )
+
+
+def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQuorumError:
+    """What to tell when too few acceptors answered, with each one's reason."""
+    names = sorted(instance.names)
+    barred = {a.name: a.barred for a in instance.acceptors.values() if a.barred is not None}
+    why = {n: b.reason for n, b in barred.items()}
+    why |= {n: s.reason or s.kind for n in names if (s := m.standings.get(n)) and s.kind != "ok"}
+    ended = instance.ended()
+    reasons = "; ".join(f"{n}: {reason.removeprefix(f'{n}: ')}" for n, reason in sorted((why | ended).items()))
+    if len(names) - len(ended) < instance.quorum:
+        text = f"version {instance.v} cannot be agreed any more: what lies in its logs leaves no quorum ({reasons})"
+        return NoQuorumError(text + "; the change may be committed" * sent, next_step=PAST_IT)
+    text = f"version {instance.v}: no quorum of {instance.quorum} of {len(names)} backends"
+    text += f" ({reasons})" if reasons else " in time"
+    if sent:
+        return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
+    first = next((s.first for n in names if (s := m.standings.get(n)) and s.kind == "down" and s.first), "")
+    away = [n for n in names if (s := m.standings.get(n)) and s.kind in ("down", "replaced")]
+    step = f"{first.rstrip('.')}. Then run again." if first else "run again when the backends are reachable"
+    if not first and away and len(names) - instance.quorum < len(away) + len(ended) and len(away) < len(names):
+        step += f"; if they are lost for good: metasync recover {' '.join(f'--without {n}' for n in away)}"
+    gone = [n for n in names if (s := m.standings.get(n)) and s.kind == "replaced"]
+    full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
+    if full:
+        step = f"free space on {', '.join(full)}, then run again"
+    if barred:
+        step = next(iter(barred.values())).next_step
+    if not m.links.keys() & instance.acceptors.keys():
+        step = (
+            "this device knows a way to none of the backends of today. Ask for a new invitation, or clone anew;"
+            " or tell it the ways: metasync backend link NAME URL"
+        )
+    elif any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
+        step = "tell this device the way to them: metasync backend link NAME URL"
+    elif len(gone) > len(names) - instance.quorum:
+        step = (
+            "if other devices still push, this one slept too long: clone into a new folder and copy there what was not "
+            f"pushed from here; if none does: metasync recover {' '.join(f'--without {n}' for n in gone)}"
+        )
+    return NoQuorumError(text, next_step=step)

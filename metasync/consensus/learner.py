@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.chain import ancestor, fetch_state, find_keys, shut_out
-from metasync.consensus.instance import Instance
+from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.participant import Participant
-from metasync.consensus.proposer import BehindFloorError, look_around, no_quorum, settle
+from metasync.consensus.proposer import BehindFloorError, look_around, settle
 from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint, shown_epoch
 from metasync.consensus.records.state import VERSION_MAX, State, follows
 from metasync.consensus.truncation import opened

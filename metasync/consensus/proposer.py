@@ -36,10 +36,10 @@ from typing import Any, Final
 
 from metasync.codec import Reader, check_format, u8
 from metasync.consensus.chain import check_admitted, learn_skip
-from metasync.consensus.instance import Instance
+from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Kind, Round
-from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.log_replay import NEVER, ROUND_MAX
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, successor
 from metasync.errors import ForkError, NoQuorumError, WorkspaceError
 from metasync.keys.derive import FORMAT
@@ -56,7 +56,6 @@ PHASE_RTTS: Final = 4  # a phase that met a rival waits so long for the acceptor
 PHASE_LEAST_S: Final = 0.05
 BACKOFF_FIRST_S: Final = 0.1  # between tries while too few acceptors answer
 BACKOFF_MAX_S: Final = 2.0
-ROUND_MAX: Final = (1 << 32) - 1
 GRACE: Final = 0.25  # of the time that a quorum took
 GRACE_STEP_S: Final = 0.005
 _TIMER: Final = ""  # the key of a Gather's timer branch; backends' names are not empty
@@ -222,7 +221,7 @@ class _Attempt:
             return
         n = max(top.n, m.rounds_used.get(i.v, 0), 0) + 1
         if n > ROUND_MAX:
-            raise NoQuorumError(f"version {i.v}: no round is left", next_step="metasync recover")
+            raise self._no_quorum()
         m.rounds_used[i.v] = n
         self.round = Round(n, m.incarnation)
         self.value = None
@@ -306,7 +305,7 @@ class _Attempt:
         if i.decided(births=False) is not None and not self.doubted:
             return  # to be looked at
         top = i.top_round()
-        promised = [a.log.promised for a in i.acceptors.values() if a.log.usable]
+        promised = [a.log.promised for a in i.acceptors.values() if a.log.usable and not a.log.spent]
         fresh = [r for r in promised if r.incarnation != m.incarnation and r > self.stale and r != NEVER]
         if not fresh:
             pause = min(BACKOFF_FIRST_S * (1 << min(self.failures, 8)), BACKOFF_MAX_S, left)
@@ -350,7 +349,8 @@ class _Attempt:
     def _check_possible(self) -> None:
         """Raises when so many acceptors are out for good that no quorum can come about in this version."""
         i = self.instance
-        out = sum(not a.log.usable or a.barred is not None or a.is_out() for a in i.acceptors.values())
+        ended = i.ended()
+        out = sum(a.name in ended or a.barred is not None or a.is_out() for a in i.acceptors.values())
         if out <= len(i.acceptors) - i.quorum:
             return
         i.check_upgrade()
@@ -434,43 +434,6 @@ def look_around(
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
     m.now = yield Now()
-
-
-def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQuorumError:
-    """What to tell when too few acceptors answered, with each one's reason."""
-    names = sorted(instance.names)
-    barred = {a.name: a.barred for a in instance.acceptors.values() if a.barred is not None}
-    why = {n: b.reason for n, b in barred.items()}
-    why |= {n: s.reason or s.kind for n in names if (s := m.standings.get(n)) and s.kind != "ok"}
-    reasons = "; ".join(f"{n}: {reason.removeprefix(f'{n}: ')}" for n, reason in sorted(why.items()))
-    text = f"version {instance.v}: no quorum of {instance.quorum} of {len(names)} backends"
-    text += f" ({reasons})" if reasons else " in time"
-    if sent:
-        return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
-    first = next((s.first for n in names if (s := m.standings.get(n)) and s.kind == "down" and s.first), "")
-    away = [n for n in names if (s := m.standings.get(n)) and s.kind in ("down", "replaced")]
-    step = f"{first.rstrip('.')}. Then run again." if first else "run again when the backends are reachable"
-    if not first and len(names) - instance.quorum < len(away) < len(names):
-        step += f"; if they are lost for good: metasync recover {' '.join(f'--without {n}' for n in away)}"
-    gone = [n for n in names if (s := m.standings.get(n)) and s.kind == "replaced"]
-    full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
-    if full:
-        step = f"free space on {', '.join(full)}, then run again"
-    if barred:
-        step = next(iter(barred.values())).next_step
-    if not m.links.keys() & instance.acceptors.keys():
-        step = (
-            "this device knows a way to none of the backends of today. Ask for a new invitation, or clone anew;"
-            " or tell it the ways: metasync backend link NAME URL"
-        )
-    elif any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
-        step = "tell this device the way to them: metasync backend link NAME URL"
-    elif len(gone) > len(names) - instance.quorum:
-        step = (
-            "if other devices still push, this one slept too long: clone into a new folder and copy there what was not "
-            f"pushed from here; if none does: metasync recover {' '.join(f'--without {n}' for n in gone)}"
-        )
-    return NoQuorumError(text, next_step=step)
 
 
 def _timer(m: Participant, rtts: float, hurry: Hurry | None = None) -> Task:

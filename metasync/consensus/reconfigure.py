@@ -26,7 +26,7 @@ from typing import Any, Final
 from metasync.config import Config
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.chain import check_admitted, fetch_state
-from metasync.consensus.instance import Instance
+from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.objects import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
@@ -39,7 +39,7 @@ from metasync.consensus.objects import (
     sealed,
 )
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
-from metasync.consensus.proposer import look_around, no_quorum
+from metasync.consensus.proposer import look_around
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_path,

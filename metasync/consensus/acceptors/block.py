@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metasync.codec import Reader, bytes32, check_format, u8, u32, u64
-from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, RETRY_FIRST_S
+from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, FULL, RETRY_FIRST_S
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Outcome
-from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.block_replay import CHAIN_BLOCKS_MAX, Blocks
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     OBJECTS_BYTES_MAX,
@@ -283,6 +283,8 @@ class BlockAcceptor(AcceptorView):
         entropy = yield Random(48)
         entry = self.message(kind, rnd, value, (chain.next_idx, chain.last_hash), entropy[32:48])
         data = seal_block(m.keys, entry, m.identity.sign_private, entropy[:32])
+        if chain.next_idx >= CHAIN_BLOCKS_MAX or not self.log.takes(len(data)):
+            return Outcome("failed", FULL)  # every reader would take it for poison
         old = self.memory.journal
         v_max = max(self.v, decode_journal(old).v_max) if old else self.v
         journal = Journal(entry.v, entry.idx, base.era, base.epoch, v_max, data)

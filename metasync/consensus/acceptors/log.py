@@ -36,6 +36,8 @@ CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome
 LAG_TRIES: Final = 5  # reads of a slot that a create found taken (a provider's reads may lag)
 RETRY_FIRST_S: Final = 0.05
 AHEAD: Final = 2  # entries read side by side once a log is known to hold one: ACCEPT after PREPARE, and the end
+AHEAD_MAX: Final = 16  # the same in a log that turns out to be long: one of 10,000 entries takes some 700 round trips
+FULL: Final = "its log takes no more entries of this version"
 
 
 class LogAcceptor(AcceptorView):
@@ -125,7 +127,7 @@ class LogAcceptor(AcceptorView):
             if self.ended:
                 self.judge()
                 return Outcome("done")
-            width = AHEAD
+            width = min(max(AHEAD, log.next_idx // AHEAD_MAX), AHEAD_MAX)
         self.judge()
         return Outcome("failed", log.poison)
 
@@ -201,9 +203,7 @@ class LogAcceptor(AcceptorView):
             if entry is None or entry.idx != log.next_idx:
                 entry, data = self.sealed(log, kind, rnd, value, (yield Random(48)))
                 unknown = 0
-            wait_s = OP_TIMEOUT_S if len(data) <= ENTRY_BYTES_MAX else patience_s(len(data))
-            create = Op(backend, "create", self.place(entry.idx), data, timeout_s=wait_s)
-            reply, refused = yield from self._beside(_create(m, create))
+            reply, refused = yield from self._beside(backend, entry, data)
             if refused is not None:
                 return refused  # what was created stands there, and is not counted
             checked = True
@@ -237,9 +237,13 @@ class LogAcceptor(AcceptorView):
             entry = with_refs(entry, m.adding[1])
         return entry, seal_entry(m.keys, entry, m.identity.sign_private, entropy[:32])
 
-    def _beside(self, create: Task) -> Task:
-        """Runs a create with all that vouches for it beside it. -> (Reply, None or the Outcome that refuses it)."""
-        got = yield Gather({"create": create, **(yield from self.vouching())})
+    def _beside(self, backend: str, entry: Entry, data: bytes) -> Task:
+        """Creates an entry, with all that vouches for it beside it. -> (Reply, None or the Outcome that refuses it)."""
+        if not self.log.takes(len(data)):
+            return Reply(), Outcome("failed", FULL)  # every reader would take it for poison
+        wait_s = OP_TIMEOUT_S if len(data) <= ENTRY_BYTES_MAX else patience_s(len(data))
+        create = Op(backend, "create", self.place(entry.idx), data, timeout_s=wait_s)
+        got = yield Gather({"create": _create(self.m, create), **(yield from self.vouching())})
         if not got.get("audit", True):
             return got["create"], self.unaudited()
         if not got.get("floor", True):

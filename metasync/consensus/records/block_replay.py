@@ -90,6 +90,9 @@ class Blocks(Replay):
         """True when this round was not promised here, and never can be: a higher one stood before all was read."""
         return rnd not in self.prepared and self._settled >= rnd
 
+    def takes(self, size: int) -> bool:
+        return self.size + size <= LOG_BYTES_MAX
+
     def grants(self, rnd: Round) -> bool:
         """True when `rnd` was promised, and nothing higher was seen since."""
         return rnd in self._granted and self.promised == rnd

@@ -26,7 +26,16 @@ from typing import Final
 
 from metasync.codec import UPGRADE
 from metasync.config import Config, decode_config
-from metasync.consensus.records.entry import OBJECTS_BYTES_MAX, Entry, Kind, Round, Seen, SignedEntry, open_entry
+from metasync.consensus.records.entry import (
+    ENTRY_BYTES_MAX,
+    OBJECTS_BYTES_MAX,
+    Entry,
+    Kind,
+    Round,
+    Seen,
+    SignedEntry,
+    open_entry,
+)
 from metasync.consensus.records.state import FORMAT, ZERO_HASH, State, follows, newer, skip_after
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind, read_header, sha256
@@ -37,6 +46,7 @@ LOG_ENTRIES_MAX: Final = 10_000  # a longer log of one version is an attack: eve
 LOG_BYTES_MAX: Final = 64 << 20  # the same, of entries that carry configs and device sets
 
 NEVER: Final = Round(-1, b"")
+ROUND_MAX: Final = (1 << 32) - 1
 
 
 def accept_effective(promised: Round, votes: dict[Round, State], rnd: Round, value: State, base: State) -> bool:
@@ -237,6 +247,24 @@ class Replay:
         """False when this acceptor neither promises nor votes in this version."""
         return not self.poison
 
+    @property
+    def ended(self) -> str:
+        """Why this acceptor takes no part in this version any more, whatever anybody does; "" while it can."""
+        if self.poison:
+            return self.poison
+        if self.closed is None and not self.takes(ENTRY_BYTES_MAX):
+            return f"its log of version {self.v} is full"
+        return f"it promised the last round that version {self.v} has" if self.spent else ""
+
+    @property
+    def spent(self) -> bool:
+        """True when the last round there is was promised here: nobody can go above it."""
+        return self.promised.n >= ROUND_MAX
+
+    def takes(self, size: int) -> bool:
+        """True while one more message, of so many bytes, poisons nothing by its length."""
+        raise NotImplementedError
+
     def lacks(self, rnd: Round) -> bool:
         """True when this round was not promised here, and never can be."""
         return rnd not in self.prepared and self.promised >= rnd
@@ -300,6 +328,9 @@ class Log(Replay):
         """True when nothing is accepted here any more, and all that was is known."""
         return self.closed is not None
 
+    def takes(self, size: int) -> bool:
+        return self.next_idx < LOG_ENTRIES_MAX and self.size + size <= LOG_BYTES_MAX
+
     def grants(self, rnd: Round) -> bool:
         """True when `rnd` was promised, and nothing higher since."""
         return self.promised == rnd
@@ -353,7 +384,9 @@ class Log(Replay):
     def append_own(self, entry: Entry, data: bytes) -> None:
         """Takes in an entry that this process sealed and that was created at `next_idx` (Lemma A: no fetch needed)."""
         assert (entry.idx, entry.prev_entry, self.poison) == (self.next_idx, self.last_hash, "")
+        assert self.takes(len(data))
         self.hashes.append(sha256(data))
+        self.size += len(data)
         self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:
