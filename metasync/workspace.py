@@ -431,16 +431,17 @@ class Workspace:
             return s.name
 
     def recover(
-        self, without: Sequence[str], passphrase: str, *, confirm: str = "", dry_run: bool = False
+        self, without: Sequence[str], passphrase: str, *, kdf: Cost = COST, **options: Unpack[recover.Options]
     ) -> reports.RecoverReport:
-        """Restarts the workspace, as a new era, without backends that are lost, where the others are no quorum.
+        """Restarts the workspace, as a new era, without backends that are lost, where the others are no quorum; or,
+        with none named, past a version that can be agreed no more. `options`: see `maintenance.recover.Options`.
 
-        `confirm`: the workspace's name, as a sign that this is meant. What only the lost backends held survives on the
-        devices that have it: they merge it when they meet the new era. `UsageError` where `backend_remove` is enough;
-        `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice.
+        What only the lost backends held survives on the devices that have it: they merge it when they meet the new era.
+        `UsageError` where the others can go on; `NoQuorumError` when a backend that is kept does not answer;
+        `ForkError`: it was restarted twice.
         """
         with self._operation("recover") as s:
-            return recover.recover(s, without, passphrase, confirm=confirm, dry_run=dry_run)
+            return recover.recover(s, without, passphrase, cost=kdf, **options)
 
     def key_show(self) -> reports.KeyReport:
         """Which keys, slots and keyrings there are; never what they are."""

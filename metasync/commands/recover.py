@@ -1,4 +1,4 @@
-"""`recover` and `skip`: past backends that are lost for good, and past versions that cannot be read."""
+"""`recover` and `skip`: past lost backends and versions that were ended, and past versions that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from metasync.errors import UsageError
 from metasync.terminal import backends_text, history_text, prompt
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
-from metasync.terminal.passphrase import tried
+from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
 
 
 @click.command()
@@ -16,37 +16,59 @@ from metasync.terminal.passphrase import tried
     "--without",
     "without",
     multiple=True,
-    required=True,
     metavar="NAME",
     shell_complete=completing("backends"),
     help="A backend that is lost for good; may be repeated.",
 )
 @click.option(
+    "--revoke",
+    "revoke",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completing("devices"),
+    help="A device to be revoked with it, by name or the beginning of its id; may be repeated.",
+)
+@click.option("--keep-passphrase", is_flag=True, help="With --revoke: do not ask for a new passphrase.")
+@click.option(
     "--confirm", default=None, metavar="NAME", help="The workspace's name, where there is no terminal to ask on."
 )
 @click.option("--dry-run", is_flag=True, help="Show what is known and what may be lost, and change nothing.")
+@anyway_option
 @common
 @click.pass_obj
-def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry_run: bool) -> None:
-    """Restarts the workspace when most backends are lost for good.
+def recover(
+    options: Options,
+    without: tuple[str, ...],
+    revoke: tuple[str, ...],
+    keep_passphrase: bool,
+    confirm: str | None,
+    dry_run: bool,
+    anyway: bool,
+) -> None:
+    """Restarts past lost backends, or a version that was ended.
 
-    Only for accounts that are closed and disks that are dead. While backends are merely away, wait; where the
-    others can still agree, use `metasync backend remove`. Asks for the passphrase (or the recovery phrase), and for
+    With --without: only for accounts that are closed and disks that are dead. While backends are merely away, wait;
+    where the others can still agree, use `metasync backend remove`. Without it: where every command says that a version
+    cannot be agreed any more, though the backends answer. Asks for the passphrase (or the recovery phrase), and for
     the workspace's name.
 
     Goes on from the newest version that is known here and on the backends that are left. What only the lost ones
     held is on the devices that pushed or pulled it: they merge it by themselves when they meet the restart.
 
+    A device that ended a version can do it again. --revoke shuts it out with the restart, by new keys, as `metasync
+    device revoke` does; it asks for a new passphrase too.
+
     \b
     Example:
       metasync recover --without box --without work-drive --dry-run
       metasync recover --without box --without work-drive
+      metasync recover --revoke phone
     """
     console = Console(options)
     with opened(options, console) as w:
         name = w.name
         if dry_run or (confirm is None and prompt.somebody()):
-            r = w.recover(without, "", dry_run=True)
+            r = w.recover(without, "", revoke=revoke, dry_run=True)
             if dry_run:
                 console.report("recover", backends_text.recovery(r), r)
             for line in backends_text.recovery(r):
@@ -59,8 +81,15 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
             )
         if confirm != name:
             raise UsageError(f"the workspace is called {name!r}, not {confirm!r}; nothing was changed")
-        r = tried(lambda given: w.recover(without, given, confirm=confirm))
-    console.report("recover", backends_text.recovery(r), r, [7] if r.missing else [])
+        if not revoke or keep_passphrase:
+            r = tried(lambda given: w.recover(without, given, revoke=revoke, confirm=confirm))
+        else:
+            w.recover(without, "", revoke=revoke, dry_run=True)  # before anything is asked that it may not need
+            current = checked(lambda given: w.recover(without, given, revoke=revoke, dry_run=True))
+            new = new_passphrase(anyway=anyway)
+            r = w.recover(without, current, revoke=revoke, new_passphrase=new, confirm=confirm)
+    once = r.keys.recovery_phrase if r.keys is not None else ""
+    console.report("recover", backends_text.recovery(r), r, [7] if r.missing else [], once=once)
 
 
 @click.command()

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from metasync.consensus.chain import ancestor, rings_on
+from metasync.consensus.chain import AGAIN, ancestor, exclusion, rings_on
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import get_const
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
@@ -60,7 +60,7 @@ def over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], kno
             return state  # retired in vain so far: the others still make a quorum
         elif retired:
             raise NoQuorumError(
-                f"{error.message}; a restart of the workspace without its lost backends was begun, and did not end",
+                f"{error.message}; a restart of the workspace was begun, and did not end",
                 next_step="Run `metasync recover` again where it was begun, or here.",
             ) from error
         else:
@@ -81,7 +81,7 @@ def find_record(m: Participant, number: int, links: Iterable[str]) -> Task:
         if data is None:
             continue
         try:
-            record = yield from _opened(m, data, number, list(asked))
+            record = yield from _opened(m, data, number, [link, *(x for x in asked if x != link)])
         except UpgradeError as e:
             newer = e
         except FormatError:
@@ -148,7 +148,8 @@ def _opened(m: Participant, data: bytes, number: int, links: list[str]) -> Task:
     """-> the EraRecord in these bytes. `FormatError`, `UpgradeError`; `ExcludedError`: its keys are not for us."""
     epoch = epoch_of(data)
     if epoch in dict(m.keys.epoch_keys):
-        return open_record(m.keys, data, number)
+        with contextlib.suppress(FormatError):  # the keys that are held may be of a change that was never agreed
+            return open_record(m.keys, data, number)
     shut = False
     for link in links:
         for ring in (yield from rings_on(link, lambda e: e == epoch)):
@@ -165,8 +166,9 @@ def _opened(m: Participant, data: bytes, number: int, links: list[str]) -> Task:
                     return record
     if shut:
         raise ExcludedError(
-            f"the workspace was restarted as era {number} with keys that are not for this device ({m.identity.name})",
-            next_step="Clone the workspace into a new folder with the passphrase of today.",
+            f"the workspace was restarted as era {number} with keys that are not for this device ({m.identity.name}): "
+            "it was revoked, or was never taken in as one of its devices",
+            next_step=AGAIN,
         )
     raise FormatError("era record: of an epoch whose keyring cannot be had")
 
@@ -187,6 +189,9 @@ def follow(m: Participant, enter: Callable[[State], Task], known: State, record:
     yield from _check_descent(m, enter, known, record)
     take_over(m, record)
     yield from _load_devices(m, record)
+    devices = m.device_sets.get(record.first.devices)
+    if devices is not None and devices.bars(m.identity.device_id):  # without encryption anybody can open the record
+        raise exclusion(m, devices, record.first.v)
     return record.first
 
 

@@ -1,4 +1,5 @@
-"""Beginning a new era: what `metasync recover` writes when a majority of acceptors is lost (consensus.md, rule 5.2).
+"""Beginning a new era: what `metasync recover` writes when a majority of acceptors is lost, or a version was ended
+(consensus.md, rules 5.2 and 5.5).
 
 Theory of operation. Nobody can tell any more what the lost acceptors decided last. So nothing of the old era is decided
 here: the new one goes on from the newest state *known decided*, by what the reachable acceptors show or this device
@@ -135,15 +136,32 @@ def _left(m: Participant, config: Config, lost: Collection[bytes]) -> dict[bytes
 
 
 def answering(m: Participant, enter: Enter, known: State) -> Task:
-    """-> names of the voting backends after `known` with the right birth, or retired for the next era."""
+    """-> (names of the voting backends after `known` with the right birth, or retired for the next era; of these,
+    those that can take no part in the version after `known` any more, and why).
+    """
     instance: Instance = yield from enter(known)
+    for acceptor in instance.acceptors.values():
+        if acceptor.log.poison:
+            acceptor.forget()  # and is read once more: it may have been shown wrongly
     m.recovering = known.era + 1
     try:
         births = {a.name: a.read_birth() for a in instance.acceptors.values()}
         got = yield Gather(births, deadline_s=READ_S)
+        yield from _read_through(m, instance)
     finally:
         m.recovering = 0
-    return {name for name, right in got.items() if right}
+    well = {name for name, right in got.items() if right}
+    return well, {name: why for name, why in instance.ended().items() if name in well}
+
+
+def _read_through(m: Participant, instance: Instance) -> Task:
+    """Reads the logs of a version to their ends, also those that somebody filled."""
+    yield from look_around(m, instance, READ_S, everybody=True)
+    before = -1
+    while instance.progress() > before:
+        before = instance.progress()
+        begun = [a for a in instance.acceptors.values() if a.log.next_idx and a.log.usable and not a.ended]
+        yield Gather({a.name: a.look() for a in begun}, deadline_s=READ_S)
 
 
 def retire(m: Participant, number: int, old: Config, links: Mapping[bytes, str], digest: bytes = ZERO_HASH) -> Task:
@@ -179,7 +197,7 @@ def held(m: Participant, enter: Enter, known: State) -> Task:
         for _ in range(STEPS_MAX):
             instance: Instance = yield from enter(ended)
             instance.begin()
-            yield from look_around(m, instance, READ_S, everybody=True)
+            yield from _read_through(m, instance)
             instance.check_fork()
             decided = instance.decided()
             if decided is None:
@@ -209,6 +227,16 @@ def begin(
     lost = {b.backend_id for b in instance.config.backends} - kept
     yield from retire(m, record.number, instance.config, _left(m, instance.config, lost), record.digest)
     return record
+
+
+def spread_record(m: Participant, enter: Enter, record: EraRecord) -> Task:
+    """Ends what somebody began, who died after the record stood on a first backend. `BackendError`, `ForkError`."""
+    order = [m.links[a.acceptor_id] for _, a in record.config.acceptors if a.acceptor_id in m.links]
+    yield from claim(m, record, order)
+    old: Config = (yield from enter(record.ended)).config
+    kept = {b.backend_id for b, _ in record.config.acceptors}
+    lost = {b.backend_id for b in old.backends} - kept
+    yield from retire(m, record.number, old, _left(m, old, lost), record.digest)
 
 
 def _first(m: Participant, enter: Enter, ended: State, content: Content) -> Task:

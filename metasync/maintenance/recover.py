@@ -1,131 +1,172 @@
-"""`recover`: begins a new era on the backends that are left of a lost majority (consensus.md, rule 5.2).
+"""`recover`: begins a new era on the backends that are left of a lost majority (consensus.md, rule 5.2), or on all of
+them past a version that can be agreed no more (rule 5.5).
 
 What is agreed with whom is in `consensus.new_era`. Here: what the new config looks like, what of the data is left, and
 what of it this folder can give back. Packs of which no backend that is left holds a copy leave the index, so that no
 push takes for stored what is lost; the files of them that stand in this folder as they were agreed are stored anew.
+
+A device that is revoked with it has no part in the new era: this has keys of its own, which `members.rotation` makes as
+for any revocation. They lie on a quorum before the record is written, which is sealed with them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict, Unpack
 
-from metasync.config import CHANGED_TAG, MOVING_TAG, Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
+from metasync.config import Config
 from metasync.consensus import (
-    BIRTH_NONCE_BYTES,
     JOURNAL_KEY,
     ZERO_HASH,
     Change,
     EraRecord,
     Ref,
     State,
-    birth_digest,
     birth_path,
-    encode_birth,
 )
 from metasync.consensus.eras import find_record
-from metasync.consensus.new_era import Content, Held, answering, begin, end_era
+from metasync.consensus.new_era import Content, Held, answering, begin, end_era, spread_record
 from metasync.consensus.new_era import held as look
 from metasync.errors import (
     BackendError,
     DamagedError,
     MetaSyncError,
     NoQuorumError,
+    NotFoundError,
     PassphraseError,
     UsageError,
 )
 from metasync.events import Notice, Phase
-from metasync.keys.device_set import DeviceSet
-from metasync.keys.policy import allowing
+from metasync.keys.derive import sha256
+from metasync.keys.device_set import Certificate, DeviceSet, names_of
+from metasync.keys.keyring import ring_path
+from metasync.keys.slots import COST, Cost, NewSlots
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance.reconfigure import has_copy, where_not
 from metasync.maintenance.repair import give_back
+from metasync.maintenance.restarted import Left, New, content, packs, restarted, restarted_devices, write_births
+from metasync.members import key_store, rotation
+from metasync.members.devices import chosen
 from metasync.members.found import ID_BYTES
 from metasync.members.key_store import Opened, open_admin_key
 from metasync.reports.backends import RecoverReport
 from metasync.runtime.effects import Op, each
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 from metasync.session import agreement
 from metasync.session.folder import BASE_KEY
-from metasync.session.session import Agreed, Session
+from metasync.session.session import Session
 from metasync.store import index as pack_index
 from metasync.store import placement
-from metasync.store.index import IndexRoot, IndexSegment, PackRecord
-from metasync.transfer.copies import Place
-
-
-@dataclass
-class _New:
-    """The config of the new era. `births`: nonces of its acceptors and of new storage ids. `notes`: what got less."""
-
-    config: Config
-    births: dict[bytes, bytes] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+from metasync.store.index import IndexRoot, IndexSegment
 
 
 @dataclass(frozen=True)
-class _Left:
-    """What is left of a state's data: its content, loaded, and the packs without any copy."""
+class _Wanted:
+    """What the user asked for. `lost`: ids of the backends `without`; `gone`: the devices that `revoke` means.
 
-    agreed: Agreed
-    lost: tuple[PackRecord, ...]
+    `ended`: acceptors that can take no part in the next version any more, and why. `before`: what the workspace
+    survives now.
+    """
 
-    @property
-    def lost_bytes(self) -> int:
-        return sum(p.size for p in self.lost)
+    without: tuple[str, ...]
+    lost: frozenset[bytes]
+    ended: tuple[tuple[str, str], ...]
+    before: str
+    revoke: Sequence[str]
+    gone: tuple[Certificate, ...]
+    passphrase: str = field(repr=False)
+    new_passphrase: str | None = field(repr=False)
+    cost: Cost
+
+
+class Options(TypedDict, total=False):
+    """How a workspace is restarted.
+
+    revoke          devices that have no part in the new era, by name or by the beginning of their id
+    new_passphrase  with `revoke`: the one that is to be in place of the old; None keeps it
+    confirm         the workspace's name, as a sign that this is meant
+    dry_run         changes nothing; a passphrase is checked if it is given
+    """
+
+    revoke: Sequence[str]
+    new_passphrase: str | None
+    confirm: str
+    dry_run: bool
 
 
 def recover(
-    s: Session, without: Sequence[str], passphrase: str, *, confirm: str = "", dry_run: bool = False
+    s: Session, without: Sequence[str], passphrase: str, *, cost: Cost = COST, **options: Unpack[Options]
 ) -> RecoverReport:
-    """Begins a new era without these backends, or goes on with one that was begun.
+    """Begins a new era without these backends and devices, or goes on with one that was begun.
 
-    `UsageError`: the others, or those that answer, make a quorum, or none of them votes. `NoQuorumError`: one of the
-    others does not answer. `PassphraseError`; `ForkError` when the workspace was restarted twice. `DamagedError`: what
-    the newest version names is not to be had here. Run again after any failure.
+    `UsageError`: the others, or those that answer, can agree, or none of them votes; a device that is none, or this
+    one. `NoQuorumError`: one of the others does not answer. `PassphraseError`; `ForkError` when the workspace was
+    restarted twice. `DamagedError`: what the newest version names is not to be had here. Run again after any failure.
     """
-    if not without:
-        raise UsageError("no backend is named", next_step="Name those that are lost: --without NAME.")
+    revoke, new_passphrase = options.get("revoke", ()), options.get("new_passphrase")
+    confirm, dry_run = options.get("confirm", ""), options.get("dry_run", False)
     if not dry_run and confirm != s.name:
         raise UsageError(
             f"to restart the workspace, its name {s.name!r} is to be given, not {confirm!r}",
             next_step="Type it where it is asked for, or give it with --confirm.",
         )
-    known = s.newest_state()
+    rotation.check_new(new_passphrase)
+    m, before = s.group.participant, placement.survives(s.config)
+    known = began = s.newest_state()
     with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
         known = agreement.newest_seen(s).state
+    begun = m.followed.get(known.era) if known.era > began.era else None
+    if begun is not None and dry_run:
+        return _would_go_on(begun, before)
+    with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
+        if begun is not None:
+            s.runtime.run(spread_record(m, s.group.enter, begun))
+    with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
         agreement.remember(s, known)
-    m = s.group.participant
     record: EraRecord | None = s.runtime.run(find_record(m, known.era + 1, list(m.links.values())))
+    if begun is not None:
+        without = [name for name in without if name not in begun.without]
     lost = _lost(s.config, without)
+    ended: dict[str, str] = {}
     if record is None:
-        _refuse(s, known, lost)
-    before = placement.survives(s.config)
-    if record is not None and not dry_run:
-        s.runtime.run(end_era(m, s.group.enter, known, lost))
-        return _finish(s, before, (), resumed=True)
+        try:
+            ended = _judge(s, known, lost)
+        except UsageError:
+            if begun is None:
+                raise
+            return _resumed(s, before, begun, revoke)
+    elif dry_run:
+        return _would_go_on(record, before)
+    else:
+        found = s.runtime.run(end_era(m, s.group.enter, known, lost))
+        return _resumed(s, before, found, revoke)
     held: Held = s.runtime.run(look(m, s.group.enter, known))
+    gone = _revoked(s, held.ended, revoke)
+    told = tuple(sorted(ended.items()))
+    w = _Wanted(tuple(sorted(without)), frozenset(lost), told, before, revoke, gone, passphrase, new_passphrase, cost)
+    if passphrase or not dry_run:
+        opened = open_admin_key(s, held.ended, passphrase)  # before anything is changed
+        if gone and not dry_run:
+            rotation.check_kept(opened, new_passphrase)
     if dry_run:
-        left = _content(s, held, lost)
-        new = _restarted(s, left.agreed.config, held.ended, lost, _packs(left))
-        return _report(s, held, left, new, before, without, dry_run=True)
-    open_admin_key(s, held.ended, passphrase)  # before anything is changed
+        left = content(s, held, lost)
+        new = restarted(s, left.agreed.config, held.ended, lost, packs(left))
+        return _report(s, held, left, new, w)
     s.listener(Phase("retire"))
     found = s.runtime.run(end_era(m, s.group.enter, known, lost))
     if isinstance(found, EraRecord):
-        return _finish(s, before, (), resumed=True)
-    return _begin(s, found, lost, without, passphrase, before)
+        return _resumed(s, before, found, revoke)
+    return _begin(s, found, w)
 
 
-def _begin(
-    s: Session, held: Held, lost: Collection[bytes], without: Sequence[str], passphrase: str, before: str
-) -> RecoverReport:
-    left = _content(s, held, lost)
-    opened, state = _keys_of(s, held, left.agreed.state, passphrase)
+def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
+    left = content(s, held, w.lost)
+    opened, state = _keys_of(s, held, left.agreed.state, w.passphrase)
     agreed = left.agreed
-    new = _restarted(s, agreed.config, held.ended, lost, _packs(left))
+    new = restarted(s, agreed.config, held.ended, w.lost, packs(left))
     ways = {b.backend_id: s.names[b.backend_id] for b in new.config.backends}
-    _write_births(s, new, ways)
+    write_births(s, new, ways)
     segments = [*agreed.segments]
     if left.lost:
         segments.append(IndexSegment((), b"", tuple(sorted((p.generation, p.name) for p in left.lost))))
@@ -138,24 +179,81 @@ def _begin(
         named = tuple(i._replace(ref=pack_index.Ref(*r)) for i, r in zip(items, refs, strict=True))
         return pack_index.encode_root(IndexRoot(named, agreed.root.tags))
 
-    content = Content(
+    retained = s.runtime.run(s.group.get_meta(state.retained))
+    keys = _new_keys(s, held, opened, new.config, w)
+    devices = restarted_devices(opened, state, held.ended, new.config)
+    if keys is not None:
+        devices = keys.made.devices
+        state = replace(state, epoch=devices.chain.epoch, keyring=sha256(keys.made.ring))
+    begun = Content(
         config=new.config,
         births={a.acceptor_id: new.births[a.acceptor_id] for _, a in new.config.acceptors},
-        devices=_restarted_devices(opened, state, held.ended, new.config).encode(),
+        devices=devices.encode(),
         state=state,
         op_id=s.entropy(ID_BYTES),
         segments=[pack_index.encode_segment(g) for g in segments],
         make_root=make_root if segments else None,
-        retained=s.runtime.run(s.group.get_meta(state.retained)),
+        retained=retained,
         carried=held.carried if agreed.state == held.carried else None,
-        without=tuple(sorted(without)),
+        without=w.without,
         at_ns=s.wall_ns(),
         links={a.acceptor_id: ways[b.backend_id] for b, a in new.config.acceptors},
     )
     s.listener(Phase("agree"))
-    task = begin(s.group.participant, s.group.enter, held.ended, content, opened.devices.chain, opened.admin_private)
-    s.runtime.run(task)
-    return _finish(s, before, new.notes, held=held, left=left)
+    admin = opened.admin_private if keys is None else keys.made.admin_private
+    record = _claimed(s, held, begun, devices, admin, keys)
+    report = _finish(s, w.before, new.notes, held=held, left=left, ended=w.ended)
+    if keys is None:
+        return report
+    if record.first.keyring != sha256(keys.made.ring):  # another process was faster
+        key_store.remove(s, {path.rpartition("/")[2]: s.names.values() for path in keys.files})
+        return _with_notes(s, report, w.revoke)
+    changed = rotation.changed(
+        s, opened, record.first.v, keys.made, keys.slots, keys.missing, w.new_passphrase is not None
+    )
+    return replace(report, keys=changed)
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Keys of the new era, as they lie on the backends. `missing`: where they do not, and why."""
+
+    made: rotation.Made
+    slots: NewSlots
+    files: dict[str, bytes]
+    missing: tuple[tuple[str, str], ...]
+
+
+def _new_keys(s: Session, held: Held, opened: Opened, config: Config, w: _Wanted) -> _Keys | None:
+    """Makes the keys without the devices that go, and stores them on a quorum; None where nobody goes.
+
+    A change of keys that is carried over may have revoked them already.
+    """
+    ids = {c.device_id for c in w.gone}
+    gone = [c for c in opened.devices.certificates if c.device_id in ids]
+    if not gone:
+        return None
+    slots = rotation.slots_for(s, opened, w.new_passphrase or w.passphrase, w.cost)
+    made = rotation.make(s, opened, slots, gone, config, (held.ended.era + 1, held.ended.v + 1))
+    files = {ring_path(made.ring): made.ring, **slots.files}
+    kept = {b.name for b in config.backends}
+    missing = tuple(item for item in key_store.store(s, config, files) if item[0] in kept)
+    return _Keys(made, slots, files, missing)
+
+
+def _claimed(
+    s: Session, held: Held, content: Content, devices: DeviceSet, admin_private: bytes, keys: _Keys | None
+) -> EraRecord:
+    """Has the era begun. The new keys are taken up afterwards, as every device does that follows."""
+    m = s.group.participant
+    before = m.keys
+    if keys is not None:
+        m.keys = keys.made.keys
+    try:
+        record: EraRecord = s.runtime.run(begin(m, s.group.enter, held.ended, content, devices.chain, admin_private))
+    finally:
+        m.keys = before
+    return record
 
 
 # What may be done.
@@ -181,31 +279,36 @@ def _lost(config: Config, without: Sequence[str]) -> set[bytes]:
     return lost
 
 
-def _refuse(s: Session, known: State, lost: Collection[bytes]) -> None:
-    """`UsageError` where the workspace can go on without a restart; `NoQuorumError` where one that is left is away."""
-    config, needed = s.config, s.config.quorum
+def _judge(s: Session, known: State, lost: Collection[bytes]) -> dict[str, str]:
+    """-> voting backends that can take no part in the version after `known` any more, and why.
+
+    `UsageError` where the workspace can go on without a restart; `NoQuorumError` where one that is left is away.
+    """
+    config, needed, m = s.config, s.config.quorum, s.group.participant
     left = [b.name for b, _ in config.acceptors if b.backend_id not in lost]
-    if len(left) >= needed:
+    well, ended = s.runtime.run(answering(m, s.group.enter, known))
+    retired = {b.name for b, a in config.acceptors if a.acceptor_id in m.tombstones}  # by an earlier try
+    able = [name for name in left if name not in ended and name not in retired]
+    if lost and len(able) >= needed:
         raise UsageError(
-            f"the {len(left)} other voting backends make a quorum of {needed}: nothing is lost for good",
+            f"the {len(able)} other voting backends make a quorum of {needed}: nothing is lost for good",
             next_step="`metasync backend remove NAME` takes a dead backend out, one after the other.",
         )
-    well = sorted(s.runtime.run(answering(s.group.participant, s.group.enter, known)))
-    retired = {
-        b.name for b, a in config.acceptors if a.acceptor_id in s.group.participant.tombstones
-    }  # by an earlier try
-    voters = [name for name in well if name not in retired]
+    voters = sorted(name for name in well if name not in retired and name not in ended)
     if len(voters) >= needed:
         raise UsageError(
             f"{', '.join(voters)} answer, which is a quorum of {needed}: the workspace can go on as it is",
-            next_step="`metasync backend remove NAME` takes a backend out without losing what it alone knows.",
+            next_step="`metasync backend remove NAME` takes a backend out without losing what it alone knows."
+            if lost
+            else "--without NAME is for backends lost for good. To revoke a device: metasync device revoke NAME.",
         )
     away = {name: s.group.standings[name] for name in left if name not in well}
-    if away:
-        reasons = "; ".join(f"{name}: {x.reason or x.kind}" for name, x in sorted(away.items()))
+    reasons = [f"{name}: {x.reason or x.kind}" for name, x in sorted(away.items())]
+    reasons += [f"{name}: {why}" for name, why in sorted(_silent_stores(s, lost, well).items())]
+    if reasons:
         raise NoQuorumError(
-            f"a backend that is to be kept does not answer as it should ({reasons}); nothing was changed",
-            next_step="Run again when it answers, or name it as lost too.",
+            f"a backend that is to be kept does not answer as it should ({'; '.join(reasons)}); nothing was changed",
+            next_step="Run again when it answers, or name it as lost too: --without NAME.",
         )
     unlinked = sorted(b.name for b in config.backends if b.backend_id not in lost and b.backend_id not in s.names)
     if unlinked:
@@ -213,39 +316,31 @@ def _refuse(s: Session, known: State, lost: Collection[bytes]) -> None:
             f"this device has no way to {', '.join(unlinked)}; nothing was changed",
             next_step="`metasync backend link NAME URL` first, or name it as lost too.",
         )
+    return dict(ended)
 
 
-# What there is to go on from.
+def _silent_stores(s: Session, lost: Collection[bytes], well: Collection[str]) -> dict[str, str]:
+    """Backends that hold data, do not vote and do not answer: what they alone hold would be taken for lost."""
+    ops = {
+        b.name: Op(s.names[b.backend_id], "get", birth_path(b.storage[-1].storage_id), max_bytes=SMALL_BYTES_MAX)
+        for b in s.config.backends
+        if b.storage and b.acceptor is None and b.backend_id not in lost and b.backend_id in s.names
+    }
+    replies = s.runtime.run(each(ops))
+    failed = {name: reply.error for name, reply in replies.items() if reply.error is not None}
+    return {name: e.message for name, e in failed.items() if not isinstance(e, NotFoundError) and name not in well}
 
 
-def _content(s: Session, held: Held, lost: Collection[bytes]) -> _Left:
-    """What the new era begins with: the content of the value that was accepted last, or of the last agreed state."""
-    agreed: Agreed | None = None
-    carried = held.carried
-    if carried is not None and carried.config == held.ended.config:
-        try:
-            agreed = s.load(carried)
-        except MetaSyncError as e:
-            text = f"what was proposed as version {carried.v} cannot be read here and is not carried over: {e.message}"
-            s.listener(Notice(f"{text}. The device that proposed it has it, and pushes it again.", warning=True))
-    elif carried is not None:
-        text = f"a change of the backends that was proposed as version {carried.v} is not carried over"
-        s.listener(Notice(text, warning=True))
-    agreed = agreed or s.load(held.ended)
-    s.listener(Phase("check"))
-    return _Left(agreed, tuple(_without_copy(s, agreed.index.packs().values(), lost)))
-
-
-def _without_copy(s: Session, packs: Iterable[PackRecord], lost: Collection[bytes]) -> list[PackRecord]:
-    def others(record: PackRecord) -> list[Place]:
-        return [p for p in s.transfer.read_order(record.name) if p.backend_id not in lost]
-
-    return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
-
-
-def _packs(left: _Left) -> list[PackRecord]:
-    gone = {(p.generation, p.name) for p in left.lost}
-    return [p for key, p in left.agreed.index.packs().items() if key not in gone]
+def _revoked(s: Session, ended: State, names: Sequence[str]) -> tuple[Certificate, ...]:
+    """The devices that these names mean. `UsageError` for none, for this one, and where this one cannot go on."""
+    devices = s.devices_of(ended)
+    gone = chosen(s, devices, names)
+    if gone and devices.get(s.device.device_id) is None:
+        raise UsageError(
+            "this device does not belong to the workspace yet, so that new keys would not be for it",
+            next_step="Run this on a device that has pushed before.",
+        )
+    return gone
 
 
 def _keys_of(s: Session, held: Held, state: State, passphrase: str) -> tuple[Opened, State]:
@@ -261,6 +356,7 @@ def _keys_of(s: Session, held: Held, state: State, passphrase: str) -> tuple[Ope
         except (BackendError, DamagedError, NoQuorumError, PassphraseError) as e:
             text = f"a change of keys that was proposed as version {state.v} is not carried over: {e.message}"
             s.listener(Notice(f"{text}. Look at `metasync device list`.", warning=True))
+        s.take_keys(s.keys.until(held.ended.epoch))
     opened = open_admin_key(s, held.ended, passphrase)
     if state.epoch == held.ended.epoch:
         with contextlib.suppress(MetaSyncError):
@@ -268,70 +364,48 @@ def _keys_of(s: Session, held: Held, state: State, passphrase: str) -> tuple[Ope
     return opened, replace(state, epoch=held.ended.epoch, keyring=held.ended.keyring)
 
 
-def _restarted(s: Session, old: Config, ended: State, lost: Collection[bytes], packs: Sequence[PackRecord]) -> _New:
-    """The config without the lost backends; every vote is a new one, on a root of its own."""
-    new = _New(old)
-    entries = [_with_new_vote(s, b, new) for b in old.backends if b.backend_id not in lost]
-    storing = sum(bool(b.storage) for b in entries)
-    redundancy = tuple(replace(c, policy=_policy(c, storing, new)) for c in old.redundancy)
-    n = sum(b.acceptor is not None for b in entries)
-    mode, f = old.mode, old.f
-    if mode == "bft" and n < 3 * f + 1:
-        mode, f = "crash", 0
-        new.notes.append(f"With {n} voting backends none of them may lie any more.")
-    config = replace(old.with_backends(entries), redundancy=redundancy, mode=mode, f=f).tagged(CHANGED_TAG, None)
-    for backend_id in placement.gaining(old, config):
-        storage_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
-        new.births[storage_id] = nonce
-        config = config.with_backends(
-            [replace(b, storage=(*b.storage, Storage(storage_id, birth_digest(nonce))))
-             if b.backend_id == backend_id else b for b in config.backends]
-        )  # fmt: skip
-    # The acceptors of the era before are found by it; what nobody has to move is settled with the next change.
-    moving = (ended.index.generation, ended.index.hash)
-    new.config = replace(config, prev_config=ended.config).tagged(MOVING_TAG, moving).check()
-    return new
-
-
-def _restarted_devices(opened: Opened, state: State, ended: State, config: Config) -> DeviceSet:
-    """The device set of the new era: the same devices, under a policy that its config can keep to."""
-    old = opened.devices.policy
-    first = {"era": ended.era + 1, "version": ended.v + 1, "keyring": state.keyring, "min_fmt": state.min_fmt}
-    policy = allowing(old, config, opened.admin_private, **first)
-    return replace(opened.devices, policy_data=policy.encode())
-
-
-def _with_new_vote(s: Session, entry: BackendEntry, new: _New) -> BackendEntry:
-    if entry.acceptor is None:
-        return entry
-    acceptor_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
-    new.births[acceptor_id] = nonce
-    return replace(entry, acceptor=Acceptor(acceptor_id, entry.acceptor.form, birth_digest(nonce)))
-
-
-def _policy(c: RedundancyClass, storing: int, new: _New) -> Replicate:
-    copies = c.policy.losses + 1
-    if copies > storing:
-        new.notes.append(f"{copies} copies of everything were promised, and only {storing} can be kept now.")
-    return Replicate(min(copies, storing)) if copies > storing else c.policy
-
-
-def _write_births(s: Session, new: _New, ways: dict[bytes, str]) -> None:
-    """The births of new storage ids; those of acceptors are written with all else that these must hold."""
-    ops = {
-        e.name: Op(
-            ways[e.backend_id], "put", birth_path(x.storage_id), encode_birth(x.storage_id, new.births[x.storage_id])
-        )
-        for e in new.config.backends
-        for x in e.storage
-        if x.storage_id in new.births
-    }
-    for name, reply in sorted(s.runtime.run(each(ops)).items()):
-        if reply.error is not None:
-            raise reply.error.on(name)
-
-
 # After the era began.
+
+
+def _would_go_on(record: EraRecord, before: str) -> RecoverReport:
+    """The dry run's report on a restart that was begun."""
+    return RecoverReport(
+        era=record.number,
+        version=None,
+        fingerprint="",
+        dry_run=True,
+        without=record.without,
+        newest=record.ended.v,
+        newest_fingerprint=record.ended.fingerprint,
+        carried=record.carried is not None,
+        before=before,
+        after=placement.survives(record.config),
+        resumed=True,
+    )
+
+
+def _resumed(s: Session, before: str, record: EraRecord, revoke: Sequence[str]) -> RecoverReport:
+    """Goes on with a restart that was begun before: what was asked for may not be part of it."""
+    report = _finish(s, before, (), resumed=True)
+    notes = list(report.notes)
+    if record.first.epoch > record.ended.epoch:
+        notes.append(
+            "The keys were changed with it; a passphrase that was chosen then is in force. If you did not see the new "
+            "recovery phrase: metasync key rotate"
+        )
+    return _with_notes(s, replace(report, notes=tuple(notes)), revoke)
+
+
+def _with_notes(s: Session, report: RecoverReport, revoke: Sequence[str]) -> RecoverReport:
+    """Says which of the devices that were to be revoked still belong to the workspace."""
+    devices, left = s.devices_of(s.newest_state()), []
+    for word in revoke:
+        with contextlib.suppress(UsageError):
+            left += [names_of(devices)[c.device_id] for c in chosen(s, devices, [word])]
+    if not left:
+        return report
+    text = f"{', '.join(left)} still belongs to the workspace. Next: metasync device revoke {' '.join(left)}"
+    return replace(report, notes=(*report.notes, text))
 
 
 def _finish(
@@ -341,7 +415,8 @@ def _finish(
     *,
     resumed: bool = False,
     held: Held | None = None,
-    left: _Left | None = None,
+    left: Left | None = None,
+    ended: tuple[tuple[str, str], ...] = (),
 ) -> RecoverReport:
     """Follows the record as any other device does, gives back what this folder has, and confirms that all works."""
     first = agreement.ask_newest(s)
@@ -375,24 +450,30 @@ def _finish(
         missing=tuple(missing),
         resumed=resumed,
         notes=tuple(notes),
+        ended=ended,
     )
 
 
-def _report(
-    s: Session, held: Held, left: _Left, new: _New, before: str, without: Sequence[str], *, dry_run: bool
-) -> RecoverReport:
+def _report(s: Session, held: Held, left: Left, new: New, w: _Wanted) -> RecoverReport:
+    """The dry run's."""
+    keys = None
+    if w.gone:
+        devices = s.devices_of(held.ended)
+        keys = rotation.preview(s, held.ended, devices, w.revoke, w.new_passphrase)
     return RecoverReport(
         era=held.ended.era + 1,
         version=None,
         fingerprint="",
-        dry_run=dry_run,
-        without=tuple(sorted(without)),
+        dry_run=True,
+        without=w.without,
         newest=held.ended.v,
         newest_fingerprint=held.ended.fingerprint,
         carried=held.carried is not None and left.agreed.state == held.carried,
-        before=before,
+        before=w.before,
         after=placement.survives(new.config),
         lost_packs=len(left.lost),
         lost_bytes=left.lost_bytes,
         notes=tuple(new.notes),
+        ended=w.ended,
+        keys=keys,
     )

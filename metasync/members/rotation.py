@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from metasync.config import Config
 from metasync.consensus import JOURNAL_KEY, Change, Decided, State
+from metasync.consensus.instance import PAST_IT
 from metasync.errors import BackendError, NoQuorumError, PassphraseError, UsageError, WorkspaceError
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
@@ -36,7 +37,7 @@ from metasync.keys.device_set import (
     with_names,
 )
 from metasync.keys.invitation import invitation_name
-from metasync.keys.keyring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
+from metasync.keys.keyring import RING_ENTROPY_BYTES, WorkspaceKeys, make_ring, ring_path, rotated_keys
 from metasync.keys.policy import CHAIN_MAX, AdminChain, make_policy
 from metasync.keys.slots import COST, PASSPHRASE, Cost, NewSlots, new_slots
 from metasync.local.state_keys import UNFINISHED_KEY
@@ -53,12 +54,14 @@ FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes long
 
 
 @dataclass(frozen=True)
-class _Made:
-    """One proposal: the new ring and device set, and the devices that are revoked by it."""
+class Made:
+    """The next epoch: its keys, ring and device set, its admin key, and the devices that are revoked by it."""
 
+    keys: WorkspaceKeys
     ring: bytes
     devices: DeviceSet
     gone: tuple[Certificate, ...]
+    admin_private: bytes = field(repr=False)
 
 
 def revoke(
@@ -90,32 +93,25 @@ def rotate(
     `PassphraseError`, `UsageError` for a device that is none, is this one or is meant by two; `NoQuorumError`: says
     whether the keys may have been changed all the same.
     """
-    if new_passphrase is not None and not new_passphrase.strip():
-        raise UsageError("the new passphrase is empty", next_step="Choose one that nobody guesses.")
+    check_new(new_passphrase)
     agreement.settle_journal(s)
     state = agreement.ask_newest(s)
     chosen(s, s.devices_of(state), revoke)  # before the passphrase is stretched
     opened = open_admin_key(s, state, passphrase)
-    if new_passphrase is None and opened.secret.kind != PASSPHRASE:
-        raise UsageError(
-            "with the recovery phrase in place of the passphrase, the passphrase cannot be kept: it is not known",
-            next_step="Choose a new one.",
-        )
-    if opened.devices.chain.epoch >= CHAIN_MAX:
-        raise WorkspaceError(f"the keys were changed {CHAIN_MAX} times, which is the most there can be")
+    check_kept(opened, new_passphrase)
     if dry_run:
-        return _preview(s, opened, revoke, new_passphrase)
-    name = opened.secret.name
-    slots = new_slots(new_passphrase or passphrase, ns_id=s.keys.ns_id, name=name, entropy=s.entropy, cost=cost)
+        return preview(s, state, opened.devices, revoke, new_passphrase)
+    slots = slots_for(s, opened, new_passphrase or passphrase, cost)
     op_id = s.entropy(16)
     for _ in range(LOST_ROUNDS_MAX):
         config = s.config_of(opened.state)
-        made = _make(s, opened, slots, chosen(s, opened.devices, revoke), config)
+        at = opened.state.era, opened.state.v + 1
+        made = make(s, opened, slots, chosen(s, opened.devices, revoke), config, at)
         files = {ring_path(made.ring): made.ring, **slots.files}
         missing = key_store.store(s, config, files)
         decided = _propose(s, opened.state, made, op_id)
         if decided.mine:
-            return _finish(s, opened, decided.state, made, slots, missing, config, new_passphrase is not None)
+            return _finish(s, opened, decided.state, made, slots, missing, new_passphrase is not None)
         key_store.remove(s, {ring_path(made.ring).rpartition("/")[2]: s.names.values()})
         state = agreement.ask_newest(s)
         try:
@@ -141,14 +137,42 @@ def _reopened(s: Session, opened: Opened, state: State, passphrase: str) -> Open
         ) from e
 
 
-def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificate], config: Config) -> _Made:
-    """The ring and the device set of the next epoch, on top of what was opened."""
+def check_new(new_passphrase: str | None) -> None:
+    """`UsageError` for an empty one."""
+    if new_passphrase is not None and not new_passphrase.strip():
+        raise UsageError("the new passphrase is empty", next_step="Choose one that nobody guesses.")
+
+
+def check_kept(opened: Opened, new_passphrase: str | None) -> None:
+    """`UsageError` where the passphrase is to be kept and is not known; `WorkspaceError` after very many rotations."""
+    if new_passphrase is None and opened.secret.kind != PASSPHRASE:
+        raise UsageError(
+            "with the recovery phrase in place of the passphrase, the passphrase cannot be kept: it is not known",
+            next_step="Choose a new one.",
+        )
+    if opened.devices.chain.epoch >= CHAIN_MAX:
+        raise WorkspaceError(f"the keys were changed {CHAIN_MAX} times, which is the most there can be")
+
+
+def slots_for(s: Session, opened: Opened, passphrase: str, cost: Cost) -> NewSlots:
+    """New slots for what was opened: for this passphrase, and for a new recovery phrase."""
+    return new_slots(passphrase, ns_id=s.keys.ns_id, name=opened.secret.name, entropy=s.entropy, cost=cost)
+
+
+def make(
+    s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificate], config: Config, at: tuple[int, int]
+) -> Made:
+    """The ring and the device set of the next epoch, on top of what was opened, for a state that names `config`.
+
+    `at`: the era and version as which they will be agreed.
+    """
     devices = opened.devices
     admin_private = s.entropy(32)
     chain: AdminChain = devices.chain.extended(opened.admin_private, sign_public(admin_private))
     remaining = [c for c in devices.certificates if c not in gone]
+    keys = rotated_keys(s.keys.until(devices.chain.epoch), s.entropy(32))
     ring = make_ring(
-        rotated_keys(s.keys, s.entropy(32)),
+        keys,
         chain,
         admin_private=admin_private,
         signer_private=opened.admin_private,
@@ -164,16 +188,16 @@ def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificat
         slots=slots.publics,
         revoked_ids=(*devices.revoked_ids, *(c.device_id for c in gone)),
         revoked_keys=(*devices.policy.revoked_keys, *(c.sign_public for c in gone)),
-        era=opened.state.era,
-        version=opened.state.v + 1,
-        min_fmt=opened.state.min_fmt,
+        era=at[0],
+        version=at[1],
+        min_fmt=devices.policy.min_fmt,
     )
     made = make_device_set(policy, [recertified(c, admin_private) for c in remaining], tags=devices.tags)
     logins = _logins(devices, gone, config)
     made = with_logins(made, (*open_logins(devices), *logins))
     with contextlib.suppress(UsageError):  # of very many revoked devices: versions show their ids then
         made = with_names(made, {**given_names(devices), **{item.device_id: item.name for item in logins}})
-    return _Made(ring, with_invitations(made, ()), tuple(gone))
+    return Made(keys, ring, with_invitations(made, ()), tuple(gone), admin_private)
 
 
 def _logins(devices: DeviceSet, gone: Sequence[Certificate], config: Config) -> list[OpenLogins]:
@@ -182,12 +206,14 @@ def _logins(devices: DeviceSet, gone: Sequence[Certificate], config: Config) -> 
     return [OpenLogins(c.device_id, names[c.device_id], stores) for c in gone]
 
 
-def _propose(s: Session, base: State, made: _Made, op_id: bytes) -> Decided:
+def _propose(s: Session, base: State, made: Made, op_id: bytes) -> Decided:
     digest = s.put_const(base, made.devices.encode())
     change = Change(op_id, devices=digest, keyring=sha256(made.ring), epoch=made.devices.chain.epoch)
     try:
         return agreement.propose(s, base, change)
     except NoQuorumError as e:
+        if e.next_step == PAST_IT:
+            raise
         raise NoQuorumError(
             e.message,
             next_step="The keys may have been changed or not; both the old and the new passphrase may be the right "
@@ -199,13 +225,12 @@ def _finish(
     s: Session,
     opened: Opened,
     state: State,
-    made: _Made,
+    made: Made,
     slots: NewSlots,
     missing: tuple[tuple[str, str], ...],
-    config: Config,
     new_passphrase: bool,
 ) -> RotationReport:
-    """Closes the version, writes hints and removes the old slots, after the keys are agreed."""
+    """Closes the version and writes hints, after the keys are agreed."""
     base = opened.state
     complete = False
     with contextlib.suppress(BackendError, NoQuorumError):
@@ -217,20 +242,34 @@ def _finish(
         s.db.set(BASE_KEY, state)
     if complete:
         s.db.set(JOURNAL_KEY, None)  # else the next operation closes the version
+    return replace(changed(s, opened, state.v, made, slots, missing, new_passphrase), complete=complete)
+
+
+def changed(
+    s: Session,
+    opened: Opened,
+    version: int,
+    made: Made,
+    slots: NewSlots,
+    missing: tuple[tuple[str, str], ...],
+    new_passphrase: bool,
+) -> RotationReport:
+    """Removes the old slots, and tells what is in force now."""
     old = {
         name: opened.files.holders(name)
         for name, data in opened.files.slots.items()
         if key_store.key_of(data) in opened.devices.slots
     }
-    ended = [i for i in invitations(opened.devices) if i.is_open(base.v)]
+    ended = [i for i in invitations(opened.devices) if i.is_open(opened.state.v)]
     old |= {invitation_name(i.invitation_id): tuple(s.names.values()) for i in ended}
     left = key_store.remove(s, old)
     old_slots = tuple(sorted({*left, *opened.files.failed}))
     names = names_of(opened.devices) | names_of(made.devices)
-    key_copies.note(s, state.epoch, {*old_slots, *(name for name, _ in missing)})
+    epoch = made.devices.chain.epoch
+    key_copies.note(s, epoch, {*old_slots, *(name for name, _ in missing)})
     return RotationReport(
-        version=state.v,
-        epoch=state.epoch,
+        version=version,
+        epoch=epoch,
         revoked=tuple(names[c.device_id] for c in made.gone),
         devices=tuple(sorted(names[c.device_id] for c in made.devices.certificates)),
         recovery_phrase=slots.phrase,
@@ -239,20 +278,22 @@ def _finish(
         invitations=tuple(i.name for i in ended),
         missing=missing,
         old_slots=old_slots,
-        complete=complete,
     )
 
 
-def _preview(s: Session, opened: Opened, revoke: Sequence[str], new_passphrase: str | None) -> RotationReport:
-    gone = chosen(s, opened.devices, revoke)
-    names = names_of(opened.devices)
-    logins = _logins(opened.devices, gone, s.config_of(opened.state))
+def preview(
+    s: Session, state: State, devices: DeviceSet, revoke: Sequence[str], new_passphrase: str | None
+) -> RotationReport:
+    """What a rotation after `state`, which names `devices`, would change."""
+    gone = chosen(s, devices, revoke)
+    names = names_of(devices)
+    logins = _logins(devices, gone, s.config_of(state))
     return RotationReport(
         version=None,
-        epoch=opened.state.epoch + 1,
+        epoch=state.epoch + 1,
         revoked=tuple(names[c.device_id] for c in gone),
-        devices=tuple(sorted(names[c.device_id] for c in opened.devices.certificates if c not in gone)),
+        devices=tuple(sorted(names[c.device_id] for c in devices.certificates if c not in gone)),
         new_passphrase=new_passphrase is not None,
-        withdraw=withdrawals(with_logins(opened.devices, logins), [c.device_id for c in gone]),
-        invitations=tuple(i.name for i in invitations(opened.devices) if i.is_open(opened.state.v)),
+        withdraw=withdrawals(with_logins(devices, logins), [c.device_id for c in gone]),
+        invitations=tuple(i.name for i in invitations(devices) if i.is_open(state.v)),
     )

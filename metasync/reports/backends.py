@@ -9,7 +9,7 @@ from metasync.errors import MetaSyncError
 from metasync.reports.sync import Changes, ConflictReport, Skipped, Trailing, path_str
 
 if TYPE_CHECKING:
-    from metasync.reports.members import Withdrawal
+    from metasync.reports.members import RotationReport, Withdrawal
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,9 @@ class BackendChange:
 
 @dataclass(frozen=True, slots=True)
 class RecoverReport:
-    """A restart of the workspace without backends that are lost for good. `version`: as which; None for a dry run.
+    """A restart of the workspace, without backends that are lost for good or past a version that was ended.
+
+    `version`: as which; None for a dry run.
 
     newest, newest_fingerprint  the newest version known to be agreed, which it goes on from
     carried        whether it has the content of a version after that, of which nobody can tell if it was agreed
@@ -109,6 +111,8 @@ class RecoverReport:
     stored_again   bytes that this folder gave back; `missing`: files that it cannot give back either
     resumed        a restart that was begun before was gone on with
     before, after  what the workspace survives, in a sentence; `notes`: what is promised less than before
+    ended          backends that could take no part in the version after `newest` any more, and why
+    keys           the new keys, where devices were revoked with it
     """
 
     era: int
@@ -127,6 +131,8 @@ class RecoverReport:
     missing: tuple[bytes, ...] = ()
     resumed: bool = False
     notes: tuple[str, ...] = ()
+    ended: tuple[tuple[str, str], ...] = ()
+    keys: RotationReport | None = None
 
     @property
     def missing_str(self) -> tuple[str, ...]:

@@ -269,9 +269,8 @@ def _cross(s: Session, known: State, state: State) -> list[str]:
         record = records.get(number)
         if record is None:
             continue
-        text = (
-            f"the workspace was restarted as era {number} without {', '.join(record.without)} on {_day(record.at_ns)}"
-        )
+        how = f"without {', '.join(record.without)}" if record.without else "past a version that was ended"
+        text = f"the workspace was restarted as era {number} {how} on {_day(record.at_ns)}"
         if base.era < number and (base.era, base.v) > (record.ended.era, record.ended.v):
             base = record.ended
             text += (

@@ -143,18 +143,28 @@ def verdict(r: Report) -> list[str]:
 
 
 def recovery(r: RecoverReport) -> list[str]:
-    """What a restart without lost backends goes on from, and what it lost."""
-    names = ", ".join(r.without)
-    head = f"Would restart the workspace as era {r.era} without {names}; nothing was changed."
+    """What a restart goes on from, and what it lost; and the new keys, where devices were revoked with it."""
+    era = f"era {r.era}" + (f" without {', '.join(r.without)}" if r.without else "")
     if r.version is not None:
-        done = "Went on with a restart: era" if r.resumed else "Restarted the workspace as era"
-        head = f"{done} {r.era} without {names}, as of version {r.version} ({r.fingerprint})."
+        done = "Went on with a restart:" if r.resumed else "Restarted the workspace as"
+        head = f"{done} {era}, as of version {r.version} ({r.fingerprint})."
+    elif r.resumed:
+        head = f"Would go on with a restart that was begun: {era}; nothing was changed."
+    else:
+        head = f"Would restart the workspace as {era}; nothing was changed."
     lines = [head, f"  newest version known: {r.newest} ({r.newest_fingerprint})"]
+    if r.ended:
+        lines.append(f"  version {r.newest + 1} could not be agreed any more:")
+        lines += [f"    {name}: {why}" for name, why in r.ended]
     if r.carried:
         lines.append(
             f"  and what was proposed as version {r.newest + 1}, of which it is not known whether it was decided"
         )
-    lines += [*_before_and_after(r.before, r.after, would=r.version is None), *r.notes]
+    if r.after != r.before:
+        lines += _before_and_after(r.before, r.after, would=r.version is None)
+    else:
+        lines.append(f"  {r.after}")
+    lines += r.notes
     if r.lost_packs:
         lines.append(
             f"{count(r.lost_packs, 'pack')} ({size(r.lost_bytes)}) had no copy on a backend that is left"
@@ -163,5 +173,12 @@ def recovery(r: RecoverReport) -> list[str]:
     if r.stored_again:
         lines.append(f"Stored anew from this folder: {size(r.stored_again)}.")
     lines += [alarm(f"lost: {text(p)}: no backend that is left has it, and it is not here") for p in r.missing]
-    lines.append("Versions that only the lost backends held come back from the devices that have them: run sync there.")
+    if r.without:
+        lines.append(
+            "Versions that only the lost backends held come back from the devices that have them: run sync there."
+        )
+    if r.keys is not None:
+        from metasync.terminal import devices_text  # a push loads this module, and no reports on devices
+
+        lines += ["", *devices_text.rotation(r.keys)]
     return lines

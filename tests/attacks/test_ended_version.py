@@ -7,16 +7,37 @@ admin does, by `recover`.
 
 from __future__ import annotations
 
-import pytest
-from test_votes import Place
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from metasync.consensus import State
-from metasync.consensus.records import log_replay
+import pytest
+from attack_kit import spoil
+from forger_kit import Forger
+from test_votes import Place
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
+
+from metasync.backends.folder import FolderBackend
+from metasync.config import Acceptor, Form
+from metasync.consensus import EraRecord, Group, State, birth_digest
+from metasync.consensus.new_era import Content, Held, answering, begin, end_era
+from metasync.consensus.records import block_replay, log_replay
 from metasync.consensus.records.entry import Kind
 from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.errors import (
+    ExcludedError,
+    MetaSyncError,
     NoQuorumError,
+    PassphraseError,
+    UnreachableError,
+    UsageError,
 )
+from metasync.events import Notice
+from metasync.session import agreement
+from metasync.session.folder import NEWEST_KEY
+from metasync.workspace import Workspace
 
 SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
 WAYS = pytest.mark.parametrize("how", ["garbage", "last round", "full"])
@@ -26,6 +47,9 @@ FEW = 24  # entries that a log takes here, in place of 10,000
 @pytest.fixture(autouse=True)
 def _short_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_replay, "LOG_ENTRIES_MAX", FEW)
+
+
+# --- the agreement alone
 
 
 def end(p: Place, base: State, how: str, names: list[str]) -> None:
@@ -79,3 +103,353 @@ def test_a_log_takes_no_entry_that_others_would_not_read(spare: int) -> None:
     p.world.run()
     assert p.world.do(p.group(5, 1).newest_seen(p.x), {}) == y
     assert (y == p.x) == (spare < 2)
+
+
+def recovered(p: Place, known: State) -> EraRecord:
+    """An admin begins a new era on all backends, as `recover` does without names."""
+    group = p.group(30)
+    m = group.participant
+    held = p.world.do(end_era(m, group.enter, known, ()))
+    assert isinstance(held, Held)
+    births, links, entries = {}, {}, []
+    for b in p.ws.config.backends:
+        acceptor_id, nonce = p.world.rng.randbytes(16), p.world.rng.randbytes(32)
+        births[acceptor_id], links[acceptor_id] = nonce, b.name
+        form = p.ws.forms.get(b.name, "log")
+        entries.append(replace(b, acceptor=Acceptor(acceptor_id, form, birth_digest(nonce))))
+    content = Content(
+        config=p.ws.config.with_backends(entries), births=births, devices=p.ws.devices.encode(),
+        state=held.carried or held.ended, op_id=b"e" * 16, carried=held.carried, at_ns=1, links=links,
+    )  # fmt: skip
+    task = begin(m, group.enter, held.ended, content, p.ws.devices.chain, p.ws.admin)
+    record: EraRecord = p.world.do(task)
+    return record
+
+
+@WAYS
+def test_recover_judges_by_the_version_after_the_newest(how: str) -> None:
+    """What is ended on a quorum is a reason for a new era, on the same backends; on one backend it is none."""
+    p = Place()
+    group = p.group(20)
+    assert p.world.do(answering(group.participant, group.enter, p.x)) == ({"a", "b", "c"}, {})
+    end(p, p.x, how, ["a", "b"])
+    well, ended = p.world.do(answering(group.participant, group.enter, p.x))
+    assert (well, set(ended)) == ({"a", "b", "c"}, {"a", "b"})
+    record = recovered(p, p.x)
+    assert (record.ended, record.without, record.first.v) == (p.x, (), 2)
+    for number in (2, 3):  # one that was there, and one that only knows the genesis
+        assert p.world.do(p.group(number, 1).get_recent(p.x if number == 2 else p.ws.genesis), {}) == record.first
+
+
+@WAYS
+@pytest.mark.parametrize("forms", [{"a": "block", "b": "block", "c": "block"}, {"a": "log", "b": "block", "c": "log"}])
+def test_so_it_is_in_block_form(how: str, forms: dict[str, Form], monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the liar spoils its own chain of blocks, and so the acceptor for everybody."""
+    monkeypatch.setattr(block_replay, "CHAIN_BLOCKS_MAX", FEW - 1)
+    p = Place(forms=forms)
+    end(p, p.x, how, ["a", "b"])
+    with pytest.raises(NoQuorumError, match=r"version 2 cannot be agreed any more.*a: .*; b: ") as e:
+        p.push(p.group(2, 1), p.x, b"y")
+    assert "metasync recover" in e.value.next_step
+    record = recovered(p, p.x)
+    assert (record.ended, record.first.v) == (p.x, 2)
+    assert p.world.do(p.group(3, 1).get_recent(p.x), {}) == record.first
+
+
+def test_what_the_readable_logs_accepted_is_carried() -> None:
+    """A push had prepared everywhere and been accepted on one backend when the others were ended: its content is the
+    new era's, and it is told that it went through."""
+    p = Place()
+    died = Forger(p.world, p.ws, 0, b"d" * 16)
+    value, rnd = died.lie(p.x, b"push"), died.round(1)
+    died.tell(p.x, "abc", Kind.PREPARE, rnd)
+    died.tell(p.x, "c", Kind.ACCEPT, rnd, value)
+    for name in "ab":
+        p.world.stores[name][p.forger.place(p.x, name, 1)] = b"garbage"
+    record = recovered(p, p.x)
+    assert (record.carried, record.first.op_id, record.first.master) == (value, value.op_id, value.master)
+
+
+# --- whole workspaces
+
+
+def devices(lab: Lab, *names: str, **options: Any) -> list[Workspace]:
+    """A workspace on three folders, and devices that have pushed and pulled all of it."""
+    first = lab.init(lab.urls("a", "b", "c"), replicas=3, **options)
+    lab.hurry(proposing=True)
+    write(first.directory, {"agreed": b"agreed", "edited": b"line\n" * 9})
+    first.push("one")
+    others = [lab.clone(lab.urls("a", "b", "c"), device=name) for name in names]
+    for other in others:
+        other.push("enrolled")
+    made = [first, *others]
+    for w in made:
+        w.sync()
+    return made
+
+
+def files(w: Workspace) -> dict[str, bytes]:
+    return {path.decode(): node.data for path, node in tree_of(w.directory).items() if node.kind == "file"}
+
+
+@WAYS
+def test_recover_with_revoke_goes_past_it_and_shuts_the_device_out(lab: Lab, how: str) -> None:
+    """`push` and `device revoke` say the way; after `recover --revoke` all others go on, the files are all there, and
+    the device can neither read nor end what comes after."""
+    laptop, phone, desktop = devices(lab, "phone", "desktop")
+    write(desktop.directory, {"of desktop": b"not pushed yet", "edited": b"line\n" * 9 + b"desktop\n"})
+    write(laptop.directory, {"of laptop": b"not pushed yet"})
+    spoil(lab, phone, how, ["a", "b"], FEW)
+    for failing in (laptop.push, lambda: laptop.device_revoke(["phone"], PASSPHRASE)):
+        with pytest.raises(NoQuorumError, match="cannot be agreed any more") as e:
+            failing()
+        assert "metasync recover" in e.value.next_step
+    laptop = lab.reopen(laptop)
+    seen = laptop.status()
+    report = laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    assert (report.era, report.without, {name for name, _ in report.ended}) == (1, (), {"a", "b"})
+    assert report.keys is not None and report.keys.revoked == ("phone",)
+    assert len(report.keys.recovery_phrase.split()) == 12
+    assert report.newest == seen.version and (report.lost_packs, report.missing) == (0, ())
+    assert laptop.push("after").version
+    told: list[str] = []
+    desktop = lab.reopen(desktop)
+    desktop.on_event = lambda e: told.append(e.text) if isinstance(e, Notice) else None
+    assert desktop.push("at once after").version
+    assert any("restarted as era 1 past a version that was ended" in text for text in told)
+    laptop.pull()
+    assert files(laptop) == files(desktop)
+    assert files(laptop) == {
+        "agreed": b"agreed", "edited": b"line\n" * 9 + b"desktop\n",
+        "of desktop": b"not pushed yet", "of laptop": b"not pushed yet",
+    }  # fmt: skip
+    for _ in range(2):
+        phone = lab.reopen(phone)
+        write(phone.directory, {"stolen": b"?"})
+        for failing in (phone.push, phone.pull):
+            with pytest.raises(ExcludedError, match="revoked"):
+                failing()
+    assert (laptop.key_show().epoch, phone._connections.keys.epoch) == (2, 1)
+    assert {d.name: d.state for d in laptop.device_list().devices} == {
+        "laptop": "admitted", "desktop": "admitted", "phone": "revoked",
+    }  # fmt: skip
+    for w in (laptop, desktop):
+        w = lab.reopen(w)
+        assert w.status().problem == "" and w.check(read_data=True).lost == ()
+        assert w.log()[0].version == w.status().version
+
+
+def test_the_device_knows_no_name_of_the_new_era(lab: Lab) -> None:
+    """With its keys and its logins it computes where the next entries would lie; what it puts there is nowhere."""
+    laptop, phone = devices(lab, "phone")
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    state = laptop._connections.db.get(NEWEST_KEY)
+    with pytest.raises(MetaSyncError, match="does not hold those of epoch 2"):
+        phone._connections.keys.log_name(state.epoch, b"")
+    spoil(lab, phone, "garbage", ["a", "b", "c"], FEW, at=laptop)
+    write(laptop.directory, {"goes": b"on"})
+    assert laptop.push().version
+
+
+def test_without_revoke_everything_but_the_version_is_as_it_was(lab: Lab) -> None:
+    """`recover` alone goes past it: the same backends, copies, devices and keys. It can be done a second time."""
+    laptop, phone = devices(lab, "phone")
+    for era in (1, 2):
+        spoil(lab, phone, "garbage", ["b", "c"], FEW)
+        laptop = lab.reopen(laptop)
+        before = laptop.status().survives
+        report = laptop.recover([], PASSPHRASE, confirm="docs")
+        assert (report.era, report.keys, report.before) == (era, None, report.after)
+        write(phone.directory, {f"in era {era}": b"x"})
+        phone = lab.reopen(phone)
+        phone.sync()
+        laptop.pull()
+        assert files(laptop) == files(phone) and laptop.status().survives == before
+        assert laptop.key_show().epoch == 1
+
+
+def test_what_comes_after_works_as_ever(lab: Lab) -> None:
+    """clone, restore, a later revocation, new keys, another passphrase, and one more restart."""
+    laptop, phone, desktop = devices(lab, "phone", "desktop")
+    spoil(lab, phone, "garbage", ["a", "c"], FEW)
+    laptop.recover([], PASSPHRASE, revoke=["phone"], new_passphrase="eight loud herons", confirm="docs")
+    with pytest.raises(PassphraseError):
+        lab.clone(lab.urls("a", "b"), device="wrong")
+    tablet = lab.clone(lab.urls("a", "b"), device="tablet", passphrase="eight loud herons")
+    tablet.link("c", lab.url("c"))
+    write(tablet.directory, {"tablet": b"t"})
+    tablet.push("of tablet")
+    desktop = lab.reopen(desktop)
+    desktop.sync()
+    assert files(desktop) == files(tablet)
+    (desktop.directory / "agreed").unlink()
+    desktop.restore("2", [b"agreed"])
+    assert files(desktop)["agreed"] == b"agreed"
+    spoil(lab, desktop, "last round", ["a", "b"], FEW)
+    report = laptop.recover([], "eight loud herons", revoke=["desktop"], confirm="docs")
+    assert (report.era, report.keys.epoch if report.keys else 0) == (2, 3)
+    with pytest.raises(ExcludedError):
+        lab.reopen(desktop).push()
+    laptop.key_rotate("eight loud herons", new_passphrase="nine herons")
+    laptop.device_revoke(["tablet"], "nine herons")
+    with pytest.raises(ExcludedError):
+        lab.reopen(tablet).sync()
+    laptop.key_change_passphrase("nine herons", "ten herons")
+    last = lab.clone(lab.urls("a", "b", "c"), device="last", passphrase="ten herons")
+    laptop.pull()
+    assert files(last) == files(laptop)
+    assert laptop.check(read_data=True).lost == ()
+
+
+def test_a_device_that_slept_over_it_and_new_keys_follows(lab: Lab) -> None:
+    laptop, phone, desktop = devices(lab, "phone", "desktop")
+    write(desktop.directory, {"slept": b"over two changes of keys"})
+    laptop.key_rotate(PASSPHRASE)
+    phone = lab.reopen(phone)
+    phone.sync()
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    desktop = lab.reopen(desktop)
+    desktop.sync()
+    laptop.pull()
+    assert files(laptop) == files(desktop) and "slept" in files(laptop)
+
+
+def test_without_encryption_a_revoked_device_is_told_too(lab: Lab) -> None:
+    """Anybody can derive the keys there; who may write is decided by the device set."""
+    laptop, phone = devices(lab, "phone", encryption=False)
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    write(phone.directory, {"stolen": b"?"})
+    with pytest.raises(ExcludedError, match="revoked"):
+        lab.reopen(phone).push()
+    write(laptop.directory, {"goes": b"on"})
+    assert laptop.push().version
+
+
+def test_lost_backends_and_an_ended_version_at_once(lab: Lab) -> None:
+    """One of three is dead, and of the others one was ended: neither alone is a reason, both are."""
+    laptop, phone = devices(lab, "phone")
+    spoil(lab, phone, "garbage", ["a"], FEW)
+    lab.lose("b")
+    laptop = lab.reopen(laptop)
+    with pytest.raises(NoQuorumError, match="b: "):
+        laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    report = laptop.recover(["b"], PASSPHRASE, revoke=["phone"], confirm="docs")
+    assert (report.without, [name for name, _ in report.ended]) == (("b",), ["a"])
+    write(laptop.directory, {"goes": b"on"})
+    assert laptop.push().version
+
+
+def test_where_nothing_was_ended_nothing_is_restarted(lab: Lab) -> None:
+    laptop, phone = devices(lab, "phone")
+    with pytest.raises(UsageError, match="the workspace can go on as it is"):
+        laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    spoil(lab, phone, "garbage", ["a"], FEW)
+    with pytest.raises(UsageError, match="b, c answer, which is a quorum of 2"):
+        laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+
+
+def test_bad_input_changes_nothing(lab: Lab) -> None:
+    laptop, phone = devices(lab, "phone")
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    laptop = lab.reopen(laptop)
+    stores = {p: p.read_bytes() for name in "abc" for p in lab.store(name).rglob("*") if p.is_file()}
+    for revoke, passphrase, error, match in (
+        (["tablet"], PASSPHRASE, UsageError, "no device of this workspace is called 'tablet'"),
+        (["laptop"], PASSPHRASE, UsageError, "can't revoke itself"),
+        (["phone", "laptop"], PASSPHRASE, UsageError, "can't revoke itself"),
+        (["phone"], "a guess", PassphraseError, "wrong passphrase"),
+    ):
+        with pytest.raises(error, match=match):
+            laptop.recover([], passphrase, revoke=revoke, confirm="docs")
+    with pytest.raises(UsageError, match="its name 'docs'"):
+        laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="")
+    with pytest.raises(UsageError, match="the new passphrase is empty"):
+        laptop.recover([], PASSPHRASE, revoke=["phone"], new_passphrase=" ", confirm="docs")
+    report = laptop.recover([], "", revoke=["phone"], dry_run=True)
+    assert report.keys is not None
+    assert (report.version, report.keys.version, report.keys.revoked, report.keys.devices) == (
+        None, None, ("phone",), ("laptop",),
+    )  # fmt: skip
+    assert stores == {p: p.read_bytes() for name in "abc" for p in lab.store(name).rglob("*") if p.is_file()}
+
+
+def test_the_commands(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line: what push and status say, the dry run, the restart, and what the device is told."""
+    _, phone = devices(lab, "phone")
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    write(lab.root / "laptop", {"new": b"new"})
+    pushed = lab.cli("push")
+    assert pushed.code == 5 and "a: entry 0 of version" in pushed.err and "metasync recover" in pushed.err
+    assert "metasync recover" in lab.cli("status").out
+    dry = lab.cli("recover", "--revoke", "phone", "--dry-run")
+    assert dry.code == 0 and "Would revoke phone" in dry.out and "could not be agreed any more" in dry.out
+    monkeypatch.setenv("METASYNC_NEW_PASSPHRASE", "eight loud herons by the mill")
+    ran = lab.cli("recover", "--revoke", "phone", "--confirm", "docs", "--json")
+    assert ran.code == 0 and ran.json["keys"]["revoked"] == ["phone"] and json.dumps(ran.json["keys"]["new_passphrase"])
+    assert lab.cli("push").code == 0
+    told = lab.cli("pull", cwd="phone")
+    assert told.code == 6 and "revoked" in told.err
+    assert lab.cli("recover", "--revoke", "phone", "--confirm", "docs").code == 2
+
+
+# --- killed at every step
+
+
+WRITES = 60  # of a restart with a revocation
+AS_RULE = (5, 30, 44, 47)  # of them: new keys, objects of the new era, one of three records, tombstones that name it
+
+
+@pytest.mark.parametrize(
+    "n", [*AS_RULE, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, WRITES) if n not in AS_RULE)]
+)
+def test_cut_off_at_any_write_it_goes_on_when_run_again(lab: Lab, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """From its nth write on no backend answers; then all do, and the same command is run again: one record stands, the
+    device is out, and nobody lacks a file."""
+    laptop, phone = devices(lab, "phone")
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    write(laptop.directory, {"only mine": b"mine"})
+
+    def again() -> Any:
+        return lab.reopen(laptop).recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+
+    with monkeypatch.context() as patch:
+        assert until(n, patch, again)
+    try:
+        assert again().era == 1
+    except UsageError as e:  # all was done but the last of it
+        assert "can go on as it is" in e.message
+    records = [p.read_bytes() for name in "abc" for p in lab.store(name).rglob("eras/*")]
+    assert (len(records), len(set(records))) == (3, 1)
+    laptop = lab.reopen(laptop)
+    assert laptop.sync()[1].version
+    assert [d.state for d in laptop.device_list().devices if d.name == "phone"] == ["revoked"]
+    with pytest.raises(ExcludedError):
+        lab.reopen(phone).sync()
+    other = lab.clone(lab.urls("a", "b", "c"), device="other")
+    assert files(other) == files(laptop) == {"agreed": b"agreed", "edited": b"line\n" * 9, "only mine": b"mine"}
+
+
+def until(n: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> bool:
+    """Calls, with no answer to the nth write and all after it. -> whether it came to that."""
+    writes = 0
+
+    def dying(real: Any) -> Any:
+        def write_or_die(self: Any, *args: Any, **more: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes >= n:
+                raise UnreachableError("the line is dead")
+            return real(self, *args, **more)
+
+        return write_or_die
+
+    for task in (agreement.ask_newest, agreement.looking.__wrapped__, Group.propose):  # type: ignore[attr-defined]
+        monkeypatch.setitem(task.__kwdefaults__, "deadline_s", 0.5)
+    for verb in ("put", "create"):
+        monkeypatch.setattr(FolderBackend, verb, dying(getattr(FolderBackend, verb)))
+    with contextlib.suppress(MetaSyncError):
+        call()
+    return writes >= n

@@ -10,19 +10,7 @@ import pytest
 from test_votes import Place
 
 from metasync.consensus.records.entry import Kind
-from metasync.errors import ForkError, NoQuorumError
-
-SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
-
-
-@SIZES
-@pytest.mark.xfail(strict=True, raises=NoQuorumError, reason="what does not open poisons a log for its version")
-def test_garbage_in_the_next_places_of_a_quorum_ends_nothing(n: int, f: int) -> None:
-    """A device knows the names of the next entries, and puts seven bytes there, on as many backends as it likes."""
-    p = Place(n, f)
-    for name in p.names[:2]:
-        p.world.stores[name][p.forger.place(p.x, name, 0)] = b"garbage"
-    p.push(p.group(2, 1), p.x, b"y")
+from metasync.errors import ForkError
 
 
 @pytest.mark.parametrize(("n", "f", "on"), [(3, 0, 1), (4, 1, 2)])

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from workspace_kit import Lab
+
 from metasync.codec import Tags, bytes16, u64
-from metasync.consensus import JOURNAL_KEY, Change, Ref
+from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Ref
+from metasync.consensus.records.entry import Entry as LogEntry
+from metasync.consensus.records.entry import Kind as LogKind
+from metasync.consensus.records.entry import Round, entry_path, seal_entry
+from metasync.consensus.records.log_replay import ROUND_MAX
+from metasync.keys.derive import sha256
 from metasync.objects import walk
 from metasync.objects.directory import _HEAD, _NODE
 from metasync.objects.model import VERSION_TAG, Entry, Kind, ObjectKind, Snapshot, encode_snapshot
@@ -114,3 +121,37 @@ def insider(workspace: Workspace) -> Iterator[Insider]:
     """The device of this workspace writes a version of its own making, on top of the newest."""
     with workspace._work.begun("push") as s:
         yield Insider(s, agreement.newest(s))
+
+
+def spoil(
+    lab: Lab, workspace: Workspace, how: str, names: Iterable[str], entries: int, *, at: Workspace | None = None
+) -> None:
+    """The device of this workspace ends the version after the newest on these backends, with its own keys and logins.
+
+    `how`: "garbage" in the next place of the logs, a PREPARE of the "last round", or logs that are "full", of so many
+    `entries`. `at`: the device whose newest version is meant; the names are computed with this device's keys all the
+    same.
+    """
+    at = at or workspace
+    with at._session("status") as s:
+        base, config = s.newest_state(), s.config
+    with workspace._session("status") as s:
+        keys, me = s.keys, s.device
+    epoch = min(base.epoch, keys.epoch)
+    for backend, acceptor in config.acceptors:
+        if backend.name not in names:
+            continue
+        a, v = acceptor.acceptor_id, base.v + 1
+        folder = next(lab.store(backend.name).rglob(a.hex())).parent
+        last = ZERO_HASH
+        for idx in range(entries if how == "full" else 1):
+            n = ROUND_MAX if how == "last round" else idx + 1
+            entry = LogEntry(
+                acceptor_id=a, v=v, idx=idx, prev_entry=last, base=base, kind=LogKind.PREPARE,
+                round=Round(n, b"\x66" * 16), value=None, entry_id=bytes([idx]) * 16, device_id=me.device_id,
+            )  # fmt: skip
+            data = b"garbage" if how == "garbage" else seal_entry(keys, entry, me.sign_private, bytes([idx]) * 32)
+            last = sha256(data)
+            place = folder / entry_path(keys, epoch, base.era, a, v, idx)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)

@@ -110,7 +110,8 @@ class Lab:
         monkeypatch.setattr(open_backend, "SLOW_S", 60.0)  # what is slow only because the machine is busy is not told
         monkeypatch.setenv("METASYNC_KEYRING", "off")
         monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
-        for method in (Workspace.init, Workspace.device_revoke, Workspace.key_change_passphrase, Workspace.key_rotate):
+        for method in (Workspace.init, Workspace.device_revoke, Workspace.key_change_passphrase, Workspace.key_rotate,
+                       Workspace.recover):  # fmt: skip
             monkeypatch.setitem(method.__kwdefaults__, "kdf", CHEAP)
 
     def _opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:

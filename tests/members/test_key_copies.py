@@ -225,7 +225,7 @@ def test_a_ring_of_a_change_that_lost_is_not_spread(lab: Lab) -> None:
     with w._session("lost") as s:
         opened = key_store.open_admin_key(s, agreement.ask_newest(s), PASSPHRASE)
         slots = new_slots(PASSPHRASE, ns_id=s.keys.ns_id, name=opened.secret.name, entropy=s.entropy, cost=CHEAP)
-        lost = rotation._make(s, opened, slots, (), s.config)
+        lost = rotation.make(s, opened, slots, (), s.config, (opened.state.era, opened.state.v + 1))
     rotate(w)
     rotate(w)
     ours = names_in(lab, "c")

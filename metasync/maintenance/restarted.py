@@ -1,0 +1,136 @@
+"""What a restarted workspace begins with: its config, its device set, and what is left of the data (`recover`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from metasync.config import CHANGED_TAG, MOVING_TAG, Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
+from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
+from metasync.consensus.new_era import Held
+from metasync.errors import MetaSyncError
+from metasync.events import Notice, Phase
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.policy import allowing
+from metasync.maintenance.reconfigure import has_copy, where_not
+from metasync.members.found import ID_BYTES
+from metasync.members.key_store import Opened
+from metasync.runtime.effects import Op, each
+from metasync.session.session import Agreed, Session
+from metasync.store import placement
+from metasync.store.index import PackRecord
+from metasync.transfer.copies import Place
+
+
+@dataclass
+class New:
+    """The config of the new era. `births`: nonces of its acceptors and of new storage ids. `notes`: what got less."""
+
+    config: Config
+    births: dict[bytes, bytes] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of a state's data: its content, loaded, and the packs without any copy."""
+
+    agreed: Agreed
+    lost: tuple[PackRecord, ...]
+
+    @property
+    def lost_bytes(self) -> int:
+        return sum(p.size for p in self.lost)
+
+
+def content(s: Session, held: Held, lost: Collection[bytes]) -> Left:
+    """What the new era begins with: the content of the value that was accepted last, or of the last agreed state."""
+    agreed: Agreed | None = None
+    carried = held.carried
+    if carried is not None and carried.config == held.ended.config:
+        try:
+            agreed = s.load(carried)
+        except MetaSyncError as e:
+            text = f"what was proposed as version {carried.v} cannot be read here and is not carried over: {e.message}"
+            s.listener(Notice(f"{text}. The device that proposed it has it, and pushes it again.", warning=True))
+    elif carried is not None:
+        text = f"a change of the backends that was proposed as version {carried.v} is not carried over"
+        s.listener(Notice(text, warning=True))
+    agreed = agreed or s.load(held.ended)
+    s.listener(Phase("check"))
+    return Left(agreed, tuple(_without_copy(s, agreed.index.packs().values(), lost)))
+
+
+def _without_copy(s: Session, packs: Iterable[PackRecord], lost: Collection[bytes]) -> list[PackRecord]:
+    def others(record: PackRecord) -> list[Place]:
+        return [p for p in s.transfer.read_order(record.name) if p.backend_id not in lost]
+
+    return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
+
+
+def packs(left: Left) -> list[PackRecord]:
+    gone = {(p.generation, p.name) for p in left.lost}
+    return [p for key, p in left.agreed.index.packs().items() if key not in gone]
+
+
+def restarted(s: Session, old: Config, ended: State, lost: Collection[bytes], packs: Sequence[PackRecord]) -> New:
+    """The config without the lost backends; every vote is a new one, on a root of its own."""
+    new = New(old)
+    entries = [_with_new_vote(s, b, new) for b in old.backends if b.backend_id not in lost]
+    storing = sum(bool(b.storage) for b in entries)
+    redundancy = tuple(replace(c, policy=_policy(c, storing, new)) for c in old.redundancy)
+    n = sum(b.acceptor is not None for b in entries)
+    mode, f = old.mode, old.f
+    if mode == "bft" and n < 3 * f + 1:
+        mode, f = "crash", 0
+        new.notes.append(f"With {n} voting backends none of them may lie any more.")
+    config = replace(old.with_backends(entries), redundancy=redundancy, mode=mode, f=f).tagged(CHANGED_TAG, None)
+    for backend_id in placement.gaining(old, config):
+        storage_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
+        new.births[storage_id] = nonce
+        config = config.with_backends(
+            [replace(b, storage=(*b.storage, Storage(storage_id, birth_digest(nonce))))
+             if b.backend_id == backend_id else b for b in config.backends]
+        )  # fmt: skip
+    # The acceptors of the era before are found by it; what nobody has to move is settled with the next change.
+    moving = (ended.index.generation, ended.index.hash)
+    new.config = replace(config, prev_config=ended.config).tagged(MOVING_TAG, moving).check()
+    return new
+
+
+def restarted_devices(opened: Opened, state: State, ended: State, config: Config) -> DeviceSet:
+    """The device set of the new era: the same devices, under a policy that its config can keep to."""
+    old = opened.devices.policy
+    first = {"era": ended.era + 1, "version": ended.v + 1, "keyring": state.keyring, "min_fmt": state.min_fmt}
+    policy = allowing(old, config, opened.admin_private, **first)
+    return replace(opened.devices, policy_data=policy.encode())
+
+
+def _with_new_vote(s: Session, entry: BackendEntry, new: New) -> BackendEntry:
+    if entry.acceptor is None:
+        return entry
+    acceptor_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
+    new.births[acceptor_id] = nonce
+    return replace(entry, acceptor=Acceptor(acceptor_id, entry.acceptor.form, birth_digest(nonce)))
+
+
+def _policy(c: RedundancyClass, storing: int, new: New) -> Replicate:
+    copies = c.policy.losses + 1
+    if copies > storing:
+        new.notes.append(f"{copies} copies of everything were promised, and only {storing} can be kept now.")
+    return Replicate(min(copies, storing)) if copies > storing else c.policy
+
+
+def write_births(s: Session, new: New, ways: dict[bytes, str]) -> None:
+    """The births of new storage ids; those of acceptors are written with all else that these must hold."""
+    ops = {
+        e.name: Op(
+            ways[e.backend_id], "put", birth_path(x.storage_id), encode_birth(x.storage_id, new.births[x.storage_id])
+        )
+        for e in new.config.backends
+        for x in e.storage
+        if x.storage_id in new.births
+    }
+    for name, reply in sorted(s.runtime.run(each(ops)).items()):
+        if reply.error is not None:
+            raise reply.error.on(name)
