@@ -316,8 +316,8 @@ def _needing_mlkem() -> Iterator[None]:
     except UnsupportedAlgorithm as e:
         raise WorkspaceError(
             "the `cryptography` package on this machine has no ML-KEM-768, which a device's key needs",
-            next_step="Install its wheel: `pip install --force-reinstall --only-binary :all: cryptography`. What is "
-            "built here needs OpenSSL 3.5 or newer.",
+            next_step="Install its newest wheel: `pip install -U --force-reinstall --only-binary :all: cryptography`. "
+            "One that is built here needs OpenSSL 3.5 or newer.",
         ) from e
 
 

@@ -13,9 +13,11 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, wipe, write
 
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError
+from metasync.keys import device_set
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import PLACE_KEY
+from metasync.members import newcomers
 from metasync.session.folder import place_now
 from metasync.testing.racy import RacingBackend
 from metasync.workspace import Workspace
@@ -113,6 +115,21 @@ def test_a_device_is_taken_in_by_one_that_is_in(racing: Lab) -> None:
     second.push("mine")
     first.pull()
     assert (first.directory / "b").read_bytes() == b"b\n"
+
+
+def test_who_asks_to_be_taken_in_where_there_is_no_room_for_more_devices_stops_no_push(
+    racing: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = racing.urls(*URLS)
+    first = racing.init(urls, device="d0")
+    racing.clone(urls, device="d1")
+    racing.clone(urls, device="d2")
+    for module in (device_set, newcomers):
+        monkeypatch.setattr(module, "DEVICES_MAX", 2)
+    for n in range(2):
+        write(first.directory, {"a": b"%d" % n})
+        first.push()
+    assert len(first.device_list().devices) == 2
 
 
 def test_a_stranger_without_a_certificate_is_not_taken_in(racing: Lab) -> None:
