@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-from attack_kit import insider, named
+from attack_kit import insider, named, spoil
 from racing_kit import URLS, crowd, race
 from workspace_kit import CHEAP, PASSPHRASE, Lab, Node, flip, tree_of, write
 
@@ -222,6 +222,23 @@ def test_a_restart_on_what_is_left(lab: Lab, run: Run, tmp_path: Path) -> None:
     laptop.close()
     assert restored(run, tmp_path / "restored", lab.store("a")) == tree_of(root)
     assert restored(run, tmp_path / "restored", lab.store("a"), *gone) == tree_of(root)
+
+
+def test_past_a_version_that_was_ended(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A device ended a version, and was revoked with the restart: the new era has keys of its own, and old logs and
+    garbage lie beside it on the same stores."""
+    laptop = lab.init(lab.urls(*ALL))
+    root = lab.root / "laptop"
+    fill(root, laptop)
+    phone = lab.clone(lab.urls(*ALL), device="phone")
+    phone.push("enrolled")
+    laptop.sync()
+    spoil(lab, phone, "garbage", ["a", "b"], 1)
+    laptop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    write(root, {"a.txt": b"in the new era"})
+    laptop.push("restarted")
+    laptop.close()
+    assert restored(run, tmp_path / "restored", *stores(lab)) == tree_of(root)
 
 
 def test_too_few_folders(lab: Lab, run: Run, tmp_path: Path) -> None:
