@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from metasync.consensus.chain import AGAIN, ancestor, exclusion, rings_on
@@ -81,7 +81,7 @@ def find_record(m: Participant, number: int, links: Iterable[str]) -> Task:
         if data is None:
             continue
         try:
-            record = yield from _opened(m, data, number, [link, *(x for x in asked if x != link)])
+            record = yield from opened_record(m, data, number, [link, *(x for x in asked if x != link)])
         except UpgradeError as e:
             newer = e
         except FormatError:
@@ -144,8 +144,11 @@ def _shown(link: str, number: int) -> Task:
     return reply.value if reply.error is None else None
 
 
-def _opened(m: Participant, data: bytes, number: int, links: list[str]) -> Task:
-    """-> the EraRecord in these bytes. `FormatError`, `UpgradeError`; `ExcludedError`: its keys are not for us."""
+def opened_record(m: Participant, data: bytes, number: int, links: Sequence[str]) -> Task:
+    """-> the EraRecord in these bytes. Takes over the keys that open it, from a ring on one of `links` if need be.
+
+    `FormatError`, `UpgradeError`; `ExcludedError`: its keys are not for us.
+    """
     epoch = epoch_of(data)
     if epoch in dict(m.keys.epoch_keys):
         with contextlib.suppress(FormatError):  # the keys that are held may be of a change that was never agreed

@@ -330,7 +330,8 @@ def _furnish(
 def claim(m: Participant, record: EraRecord, links: Sequence[str]) -> Task:
     """Creates the record on these backends, one after the other. -> the EraRecord that stands.
 
-    Where another one is found on the first of them, that one is spread. `ForkError` when there are two by then.
+    Where another one is found on the first of them, that one is spread. `ForkError` when there are two by then;
+    `ExcludedError` when that one's keys are not for this device.
     """
     path = era_path(record.number)
     standing = False
@@ -341,7 +342,7 @@ def claim(m: Participant, record: EraRecord, links: Sequence[str]) -> Task:
             standing = True
             continue
         try:
-            other = open_record(m.keys, data, record.number)
+            other = yield from eras.opened_record(m, data, record.number, links)  # maybe of keys made at the same time
         except FormatError as e:
             raise BackendError(
                 f"{link}: {path} is taken by something that is no record ({e.message})",

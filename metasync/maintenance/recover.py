@@ -207,7 +207,8 @@ def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
         return report
     if record.first.keyring != sha256(keys.made.ring):  # another process was faster
         key_store.remove(s, {path.rpartition("/")[2]: s.names.values() for path in keys.files})
-        return _with_notes(s, report, w.revoke)
+        faster = "Another device restarted it at the same time: what that one chose is in force, a new passphrase too."
+        return _with_notes(s, replace(report, notes=(*report.notes, faster)), w.revoke)
     changed = rotation.changed(
         s, opened, record.first.v, keys.made, keys.slots, keys.missing, w.new_passphrase is not None
     )

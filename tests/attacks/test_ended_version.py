@@ -35,6 +35,7 @@ from metasync.errors import (
     UsageError,
 )
 from metasync.events import Notice
+from metasync.maintenance import recover as recovering
 from metasync.session import agreement
 from metasync.session.folder import NEWEST_KEY
 from metasync.workspace import Workspace
@@ -393,6 +394,37 @@ def test_the_commands(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     told = lab.cli("pull", cwd="phone")
     assert told.code == 6 and "revoked" in told.err
     assert lab.cli("recover", "--revoke", "phone", "--confirm", "docs").code == 2
+
+
+@pytest.mark.parametrize("revoked", [[], ["phone"], ["desktop"]])
+def test_two_admins_at_once_make_one_era(lab: Lab, monkeypatch: pytest.MonkeyPatch, revoked: list[str]) -> None:
+    """Another device's record stands, under other keys of the same epoch or under those of today, when this one comes
+    to claim its own: it follows that one, and says what is left to do. It never takes it for garbage."""
+    laptop, phone, desktop = devices(lab, "phone", "desktop")
+    spoil(lab, phone, "garbage", ["a", "b"], FEW)
+    begin_it = recovering.begin
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(recovering, "begin", begin_it)
+        laptop.recover([], PASSPHRASE, revoke=revoked, confirm="docs")
+        return begin_it(*args)
+
+    monkeypatch.setattr(recovering, "begin", overtaken)
+    if revoked == ["desktop"]:
+        with pytest.raises(ExcludedError, match="revoked"):
+            desktop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    else:
+        report = desktop.recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+        assert (report.era, report.keys) == (1, None)
+        assert any("metasync device revoke phone" in note for note in report.notes) == (not revoked)
+    records = [p.read_bytes() for name in "abc" for p in lab.store(name).rglob("eras/*")]
+    assert (len(records), len(set(records))) == (3, 1)
+    write(laptop.directory, {"goes": b"on"})
+    assert laptop.push().version
+    states = {d.name: d.state for d in laptop.device_list().devices}
+    assert [name for name, state in states.items() if state == "revoked"] == revoked
+    if not revoked:
+        assert desktop.device_revoke(["phone"], PASSPHRASE).revoked == ("phone",)
 
 
 # --- killed at every step
