@@ -22,9 +22,8 @@ import re
 import sys
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -51,16 +50,45 @@ MOST_CHUNKS = 1 << 22  # of one file (F 2.4)
 OVERLOOKED = """00ad 034f 061c 115f-1160 17b4-17b5 180b-180f 200b-200f 202a-202e 2060-206f 3164 fe00-fe0f feff ffa0
     fff0-fff8 1bca0-1bca3 1d173-1d17a e0000-e0fff"""  # code points that some file systems drop from names (F 3.2)
 
+# The fields of records, in order: see `Cursor.fields`.
+STATE = """format:format min_format:u8 ns_id:32 era:u32 v:u64 prev:32 skip:32 master:32 config:32 index_gen:u64 index:32
+    retained_gen:u64 retained:32 devices:32 keyring:32 epoch:u32 gen:u64 min_gen:u64 writer:16 op_id:16 extra:32"""
+SLOT = "format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags sealed:b32"
+RING_HEAD = "format:format encrypted:flag chain:chain salt:32"
+RING_BODY = "recipients:16*1280(to:recipient wrapped:b16)! others:16*1280(to:recipient wrapped:b16)! body:b32 tags:tags"
+RING_KEYS = "epoch_key:32 id_key:32 chunk_seed:32 older:b32 tags:tags"
+CERTIFICATE = "format:format ns_id:32 device:16 name:t16 signing:32 sealing:public tags:tags"
+POLICY = """format:format chain:chain era:u32 v:u64 min_format:u8 keyring:32 encrypted:flag chains:chains copies:u8 f:u8
+    acceptors:8*32(id:16 birth:32)! slots:16*256(slot:33)! revoked:16*4096(id:16)! revoked_keys:16*4096(id:32)!
+    tags:tags"""
+DEVICES = """format:format policy:b32 certificates:16*1024(bytes:b16) ended:16*4096(id:16)! ended_keys:16*4096(id:32)!
+    notes:tags"""
+BACKEND = "id:16 name:t16 scheme:t16 capacity:u64 identity:32 storage:16*1024(id:16 birth:32) form:0..2"
+CONFIG_END = """mapping:1..1 slots:u32 classes:1..1 until:u64 class_kind:1..1 redundancy:1..1 copies:u8
+    steps:8*(end:u64 kind:1..2 rest:12) sizes:13 chains:chains spare:?(name:32) tags:tags"""
+ENTRY = """format:format ns_id:32 era:u32 acceptor:16 v:u64 index:u32 prev:32 base:402 kind:1..3 n:u32 by:16
+    value:?(raw:402) claim:?(acceptor:16 v:u64 index:u32 bytes:b16) certificate:b16 config:b32 devices:b32
+    steps:8*(raw:402) id:16 device:16 tags:tags"""
+GENESIS = "format:format state:402 chain:chain tags:tags"
+ERA = """format:format number:u32 time:i64 ended:402 first:402 carried:?(raw:402) without:8*(name:t16) config:b32
+    chain:chain tags:tags"""
+INDEX_ROOT = "format:format rows:32*1024(generation:u64 hash:32 size:u64 objects:u64 packs:u32 tags:tags) tags:tags"
+PACK = """generation:u64 name:32 size:u64 header:38 size_class:u8 k:u8 n:u8
+    segments:32*65536(stored:u32 raw:u32 digest:32) tags:tags"""
+PLACES = "objects:32*(id:32 kind:u8 pack:u32 segment:u32 offset:u32 length:u32) gone:32*(generation:u64 name:32)"
+SNAPSHOT_FIELDS = "format:format root:32 parents:8*16(id:32) device:16 time:i64 message:t16 tags:tags"
+FILE_NODE = "format:format level:u8 size:u64 content:32 children:32*(id:32 size:u64)"
 
-class DamageError(Exception):
+
+class UnreadableError(Exception):
+    """Bytes that cannot be used."""
+
+
+class DamageError(UnreadableError):
     """Bytes are missing, or are not what they should be. Another copy may be whole."""
 
 
-class VoidError(Exception):
-    """An entry keeps its place in its log and has no effect (8)."""
-
-
-class UpgradeError(Exception):
+class UpgradeError(UnreadableError):
     """Bytes are whole, and of a format that this reader does not know."""
 
     def __init__(self, what: str) -> None:
@@ -93,20 +121,51 @@ def shown(name: bytes) -> str:
 
 def moment(ns: int) -> str:
     """A time in UTC, from nanoseconds since 1970."""
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)).strftime("%Y-%m-%d %H:%M:%S")
-    except OverflowError:
-        return f"{ns} ns"
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 # Primitives (F 1) -----------------------------------------------------------------------------------------------------
 
 
 class Cursor:
-    """Reads the fields of a record in order, and refuses what is too short, too long or out of bounds (F 1.1)."""
+    """Reads the fields of a record in order, and refuses what is too short, too long or out of order (F 1.1)."""
+
+    FIELD = re.compile(r"(\w+):(?:(\d+)\*(\d*)\(([^)]*)\)(!?)|\?\(([^)]*)\)|([\w.]+))")
 
     def __init__(self, data: bytes, what: str) -> None:
         self.data, self.at, self.what = data, 0, what
+
+    def fields(self, spec: str) -> Record:
+        """Fields in order: `name:kind` (see `one`); `name:16*99(fields)`, a count of 16 bits and so many rows, at most
+        99, ascending by their first field where `!` follows; or `name:?(fields)`, a flag and, if that is 1, fields."""
+        record = Record()
+        for name, bits, most, row, ascending, optional, kind in self.FIELD.findall(spec):
+            if bits:
+                value: Any = [self.fields(row) for _ in range(self.u(int(bits)))]
+                firsts = [next(iter(vars(one).values())) for one in value] if ascending else []
+                if any(a >= b for a, b in pairwise(firsts)) or len(value) > int(most or len(value)):
+                    raise DamageError(f"{self.what} has rows out of order, or too many")
+            elif optional:
+                value = self.fields(optional) if self.flag() else None
+            else:
+                value = self.one(kind)
+            setattr(record, name, value)
+        return record
+
+    def one(self, kind: str) -> Any:
+        """A field: `32` are so many bytes, `u16` and `i64` numbers, `b16` bytes and `t16` UTF-8 behind a length of so
+        many bits, `0..2` a byte that says what something is; others are methods."""
+        if kind.isdigit():
+            return self.take(int(kind))
+        if ".." in kind:
+            return self.known(*map(int, kind.split("..")))
+        if kind[0] not in "uibt" or not kind[1:].isdigit():
+            return getattr(self, kind)()
+        value = int.from_bytes(self.take(int(kind[1:]) // 8), "big", signed=kind[0] == "i")
+        try:
+            return value if kind[0] in "ui" else self.take(value).decode() if kind[0] == "t" else self.take(value)
+        except UnicodeDecodeError:
+            raise DamageError(f"{self.what} has a text that is not UTF-8") from None
 
     def take(self, count: int) -> bytes:
         """So many bytes."""
@@ -115,80 +174,52 @@ class Cursor:
         self.at += count
         return self.data[self.at - count : self.at]
 
-    def u(self, bits: int, low: int = 0, high: int = (1 << 64) - 1) -> int:
-        """An unsigned number of so many bits, within bounds."""
-        value = int.from_bytes(self.take(bits // 8), "big")
-        if not low <= value <= high:
-            raise DamageError(f"{self.what} has a number out of bounds")
-        return value
+    def u(self, bits: int) -> int:
+        """An unsigned number of so many bits."""
+        return int.from_bytes(self.take(bits // 8), "big")
 
-    def known(self, *values: int) -> int:
+    def known(self, low: int, high: int) -> int:
         """A byte that says what something is. One beyond those that are known is newer, any other is damage."""
         value = self.u(8)
-        if value > max(values):
+        if value > high:
             raise UpgradeError(self.what)
-        if value not in values:
+        if value < low:
             raise DamageError(f"{self.what} is of no kind")
         return value
 
     def format(self) -> int:
         """The format byte: 1. Those of 2 to 31 are newer, all others no format of MetaSync's (2)."""
-        return self.known(1) if self.data[self.at : self.at + 1] < b"\x20" else self.u(8, 1, 1)
+        if self.data[self.at : self.at + 1] >= b"\x20":
+            raise DamageError(f"{self.what} is of no format")
+        return self.known(1, 1)
 
     def flag(self) -> bool:
         """0 or 1."""
-        return bool(self.u(8, 0, 1))
-
-    def i64(self) -> int:
-        """A signed number."""
-        return int.from_bytes(self.take(8), "big", signed=True)
-
-    def bytes16(self) -> bytes:
-        """Bytes behind their length of 2 bytes."""
-        return self.take(self.u(16))
-
-    def bytes32(self) -> bytes:
-        """Bytes behind their length of 4 bytes."""
-        return self.take(self.u(32))
-
-    def text16(self) -> str:
-        """Strict UTF-8 behind its length of 2 bytes."""
-        try:
-            return self.bytes16().decode()
-        except UnicodeDecodeError:
-            raise DamageError(f"{self.what} has a text that is not UTF-8") from None
+        if (value := self.u(8)) > 1:
+            raise DamageError(f"{self.what} has a flag of {value}")
+        return value == 1
 
     def tags(self) -> dict[int, bytes]:
         """The tags (F 1.2), values by number."""
-        return {tag.n: tag.value for tag in self.rows(8, 64, "n:u16 value:bytes16", "n")}
+        return {tag.n: tag.value for tag in self.fields("all:8*64(n:u16 value:b16)!").all}
 
-    def fields(self, spec: str) -> Record:
-        """Fields `name:kind` in order. A kind is a number of bytes, `u8` to `u64`, or a method of this class."""
-        record = Record()
-        for name, kind in (part.split(":") for part in spec.split()):
-            if kind.isdigit():
-                value: Any = self.take(int(kind))
-            else:
-                value = self.u(int(kind[1:])) if kind[0] == "u" else getattr(self, kind)()
-            setattr(record, name, value)
-        return record
-
-    def rows(self, bits: int, most: int, spec: str, *order: str) -> list[Record]:
-        """A count of so many bits, and so many rows of the same fields: strictly ascending by the fields in `order`."""
-        rows = [self.fields(spec) for _ in range(self.u(bits, 0, most))]
-        keys = [[getattr(row, name) for name in order] for row in rows] if order else []
-        if any(a >= b for a, b in pairwise(keys)):
-            raise DamageError(f"{self.what} is out of order")
-        return rows
+    def chains(self) -> list[list[str]]:
+        """The translator chains (7): the names of their steps."""
+        chains = [[step.name for step in self.fields("steps:8*16(name:t16)").steps] for _ in range(self.u(16))]
+        if len(chains) > 256:
+            raise DamageError(f"{self.what} has too many translator chains")
+        return chains
 
     def chain(self) -> list[bytes]:
         """The public keys of an admin chain, each certified by the one before (5)."""
-        count = self.u(16, 1, 1024)
+        count = self.u(16)
         keys = [self.take(32)]
         for i in range(2, count + 1):
             key, signature = self.take(32), self.take(64)
             verify(keys[-1], "admin key 1", sha256(keys[0]) + number(4, i) + key, signature)
             keys.append(key)
+        if not 1 <= count <= 1024:
+            raise DamageError(f"{self.what} has a chain of no keys, or of too many")
         return keys
 
     def recipient(self) -> tuple[int, bytes]:
@@ -197,14 +228,10 @@ class Cursor:
 
     def public(self, size: int = 1216) -> tuple[int, bytes]:
         """Kind and public key of a device (6), or an id of 32 bytes."""
-        kind, key = self.u(8, 1), self.bytes16()
-        if len(key) > 2048 or (kind in (2, 3) and len(key) != size):
+        kind, key = self.u(8), self.one("b16")
+        if kind == 0 or len(key) > 2048 or (kind in (2, 3) and len(key) != size):
             raise DamageError(f"{self.what} has a recipient of no kind")
         return kind, key
-
-    def steps(self) -> list[str]:
-        """The steps of one translator chain (7)."""
-        return [self.text16() for _ in range(self.u(8, 0, 16))]
 
     def end(self) -> None:
         """Refuses what stands behind the last field."""
@@ -216,6 +243,14 @@ class Cursor:
         signed, signature = self.data[: self.at], self.take(64)
         self.end()
         verify(key, context, signed, signature)
+
+
+def read(spec: str, data: bytes, what: str) -> Record:
+    """The fields of a whole record that is not signed."""
+    c = Cursor(data, what)
+    record = c.fields(spec)
+    c.end()
+    return record
 
 
 def sha256(data: bytes) -> bytes:
@@ -254,6 +289,17 @@ def decrypt(key: bytes, nonce: int, data: bytes, bound: bytes, what: str) -> byt
         raise DamageError(f"{what} does not open") from None
 
 
+def first_that_opens(keys: list[bytes], what: str, opened: Callable[[bytes], bytes]) -> bytes:
+    """What one of these keys opens: all but one are of rotations that were never agreed."""
+    problem = DamageError(f"{what} has no key")
+    for key in keys:
+        try:
+            return opened(key)
+        except DamageError as damage:
+            problem = damage
+    raise problem
+
+
 def unzstd(frame: bytes, most: int, what: str) -> bytes:
     """The content of exactly one zstd frame that says its size (F 5.3)."""
     try:
@@ -279,7 +325,7 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
         raise DamageError(f"{what} is no sealed record of its kind")
     key = hkdf(parent, record[10:42], f"record {kind}")
     c = Cursor(decrypt(key, 0, record[42:], record[:42] + binding, what), what)
-    content = c.bytes32()
+    content = c.one("b32")
     if any(c.data[c.at :]) or len(record) != record_length(kind, content):
         raise DamageError(f"{what} is padded wrongly")
     return content
@@ -287,21 +333,10 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
 
 # Records of agreement: each of these reads one, and refuses it unless its own signatures are right --------------------
 
-STATE = """format:format min_format:u8 ns_id:32 era:u32 v:u64 prev:32 skip:32 master:32 config:32 index_gen:u64 index:32
-    retained_gen:u64 retained:32 devices:32 keyring:32 epoch:u32 gen:u64 min_gen:u64 writer:16 op_id:16 extra:32"""
-SLOT = "format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags"
-CERTIFICATE = """format:format ns_id:32 device:16 name:text16 signing:32 sealing:public tags:tags"""
-BACKEND = "id:16 name:text16 scheme:text16 capacity:u64 identity:32"
-ENTRY = "format:format ns_id:32 era:u32 acceptor:16 v:u64 index:u32 prev:32 base:402"
-ENTRY_CARRIED, ENTRY_END = "certificate:bytes16 config:bytes32 devices:bytes32", "id:16 device:16 tags:tags"
-SNAPSHOT_END = "device:16 time:i64 message:text16 tags:tags"
-
 
 def read_state(raw: bytes) -> Record:
     """A state (8): its fields, its `raw` bytes and their `hash`."""
-    c = Cursor(raw, "a state")
-    state = c.fields(STATE)
-    c.end()
+    state = read(STATE, raw, "a state")
     state.raw, state.hash = raw, sha256(raw)
     return state
 
@@ -323,10 +358,8 @@ def follows(state: Record, base: Record) -> bool:
 
 def read_slot(data: bytes) -> Record:
     """A key slot's clear part (3), its costs within bounds, and what it seals."""
-    c = Cursor(data, "a key slot")
-    slot = c.fields(SLOT)
-    slot.clear, slot.sealed = data[: c.at], c.bytes32()
-    c.end()
+    slot = read(SLOT, data, "a key slot")
+    slot.clear = data[: -4 - len(slot.sealed)]
     if slot.kind > 2 or slot.recipient[0] > 3:
         raise UpgradeError("a key slot")
     costs = 8 * slot.lanes <= slot.memory <= 262_144 and 1 <= slot.iterations <= 4 and 1 <= slot.lanes <= 16
@@ -337,12 +370,10 @@ def read_slot(data: bytes) -> Record:
 
 def open_slot(slot: Record, secret: bytes) -> Record:
     """What a slot seals: its `key`, and `ns_id` and `name` of the workspace."""
-    key = Argon2id(
-        salt=slot.salt, length=32, iterations=slot.iterations, lanes=slot.lanes, memory_cost=slot.memory
-    ).derive(secret)
-    c = Cursor(unseal(slot.sealed, 1, key, slot.clear, "a key slot"), "a key slot")
-    opened = c.fields("key:bytes16 ns_id:32 name:text16 tags:tags")
-    c.end()
+    costs = {"iterations": slot.iterations, "lanes": slot.lanes, "memory_cost": slot.memory}
+    key = Argon2id(salt=slot.salt, length=32, **costs).derive(secret)
+    content = unseal(slot.sealed, 1, key, slot.clear, "a key slot")
+    opened = read("key:b16 ns_id:32 name:t16 tags:tags", content, "a key slot")
     if hkdf(opened.key, b"", "slot id") != slot.recipient[1]:
         raise DamageError("a key slot has another key than it says")
     return opened
@@ -351,11 +382,9 @@ def open_slot(slot: Record, secret: bytes) -> Record:
 def read_ring(data: bytes) -> Record:
     """A keyring (4)."""
     c = Cursor(data, "a keyring")
-    ring = c.fields("format:format encrypted:flag chain:chain salt:32")
+    ring = c.fields(RING_HEAD)
     ring.head, ring.hash = data[: c.at], sha256(data)
-    ring.recipients, _ = (c.rows(16, 1280, "to:recipient wrapped:bytes16", "to") for _ in range(2))
-    ring.body = c.bytes32()
-    c.tags()
+    vars(ring).update(vars(c.fields(RING_BODY)))
     c.signature(ring.chain[max(0, len(ring.chain) - 2)], "keyring 1")
     return ring
 
@@ -367,12 +396,9 @@ def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
     if row is None:
         return None
     secret = decrypt(hkdf(by_id[row.to[1]], ring.salt, "ring"), 0, row.wrapped, b"", "a keyring")
-    c = Cursor(unseal(ring.body, 2, secret, ring.head, "a keyring"), "a keyring")
-    body = c.fields("epoch_key:32 id_key:32 chunk_seed:32 older:bytes32 tags:tags")
-    c.end()
-    c = Cursor(unseal(body.older, 2, hkdf(body.epoch_key, b"", "older"), b"", "older keys"), "older keys")
-    body.epochs = {row.epoch: row.key for row in c.rows(16, 65_535, "epoch:u32 key:32", "epoch")}
-    c.end()
+    body = read(RING_KEYS, unseal(ring.body, 2, secret, ring.head, "a keyring"), "a keyring")
+    older = unseal(body.older, 2, hkdf(body.epoch_key, b"", "older"), b"", "older keys")
+    body.epochs = {row.epoch: row.key for row in read("keys:16*(epoch:u32 key:32)!", older, "older keys").keys}
     body.epochs[len(ring.chain)] = body.epoch_key
     return body
 
@@ -386,32 +412,25 @@ def read_certificate(data: bytes, admin: bytes) -> Record:
 
 
 def read_devices(data: bytes, ns_id: bytes) -> Record:
-    """A device set (6): its fields, and those of its policy, which begin with `policy_` where both have one."""
-    c = Cursor(data, "a device set")
-    policy = c.fields("format:format policy:bytes32").policy
-    p = Cursor(policy, "a policy")
-    devices = p.fields("format:format chain:chain era:u32 v:u64 min_format:u8 keyring:32 encrypted:flag")
-    devices.chains = [row.steps for row in p.rows(16, 256, "steps:steps")]
-    devices.copies, devices.f = p.u(8, 1), p.u(8)
-    devices.acceptors = {(row.id, row.birth) for row in p.rows(8, 32, "id:16 birth:32", "id")}
-    p.rows(16, 256, "slot:33", "slot")
-    devices.revoked = {row.id for size in (16, 32) for row in p.rows(16, 4096, f"id:{size}", "id")}
-    p.tags()
-    p.signature(devices.chain[-1], "policy 1")
-    devices.policy = policy
-    found = [read_certificate(row.bytes, devices.chain[-1]) for row in c.rows(16, 1024, "bytes:bytes16")]
-    devices.ended = {row.id for size in (16, 32) for row in c.rows(16, 4096, f"id:{size}", "id")}
-    devices.notes = c.tags()
-    c.end()
+    """A device set (6): the fields of its policy, and its `members` by id."""
+    own = read(DEVICES, data, "a device set")
+    c = Cursor(own.policy, "a policy")
+    devices = c.fields(POLICY)
+    admin = devices.chain[-1]
+    c.signature(admin, "policy 1")
+    devices.policy, devices.acceptors = own.policy, {(row.id, row.birth) for row in devices.acceptors}
+    devices.revoked = {row.id for row in devices.revoked + devices.revoked_keys}
+    devices.ended = {row.id for row in own.ended + own.ended_keys}
+    found = [read_certificate(row.bytes, admin) for row in own.certificates]
     devices.members = {one.device: one for one in found}
     ids = [one.device for one in found]
-    barred = any(one.ns_id != ns_id or bars(devices, one) for one in found)
-    if sha256(devices.chain[0]) != ns_id or barred or ids != sorted(set(ids)):
+    strangers = any(one.ns_id != ns_id or is_barred(devices, one) for one in found)
+    if sha256(devices.chain[0]) != ns_id or strangers or ids != sorted(set(ids)) or not devices.copies:
         raise DamageError("a device set is another workspace's, or has a device that it bars")
     return devices
 
 
-def bars(devices: Record, certificate: Record) -> bool:
+def is_barred(devices: Record, certificate: Record) -> bool:
     """Whether a device set revokes this device, or took its invitation back."""
     return bool({certificate.device, certificate.signing} & (devices.revoked | devices.ended))
 
@@ -421,7 +440,7 @@ def admit(devices: Record, device: bytes, certificate: bytes) -> bytes:
     if device in devices.members:
         return bytes(devices.members[device].signing)
     shows = read_certificate(certificate, devices.chain[-1])
-    if shows.ns_id != sha256(devices.chain[0]) or shows.device != device or bars(devices, shows):
+    if shows.ns_id != sha256(devices.chain[0]) or shows.device != device or is_barred(devices, shows):
         raise DamageError("a device is not admitted")
     return bytes(shows.signing)
 
@@ -429,43 +448,27 @@ def admit(devices: Record, device: bytes, certificate: bytes) -> bytes:
 def read_config(data: bytes) -> Record:
     """What a reader needs of a config (7), and its `voters` and `quorum`."""
     c = Cursor(data, "a config")
-    c.format()
-    config = Record(mode=c.known(0, 1), f=c.u(8), encrypted=c.flag(), backends={})
-    count = c.u(16, 1, 256)
-    for _ in range(count):
+    config = c.fields("format:format mode:0..1 f:u8 encrypted:flag count:u16")
+    backends = []
+    for _ in range(config.count):
         backend = c.fields(BACKEND)
-        backend.storage = [(row.id, row.birth) for row in c.rows(16, 1024, "id:16 birth:32")]
-        backend.form = c.known(0, 1, 2)  # no vote, log, block
-        backend.acceptor, backend.birth = (c.take(16), c.take(32)) if backend.form else (b"", b"")
+        vars(backend).update(vars(c.fields("acceptor:16 birth:32" if backend.form else "")))
         c.tags()
-        config.backends[backend.id] = backend
-    c.known(1)
-    c.u(32, 1)
-    if c.known(1) and (c.u(64), c.known(1), c.known(1))[0] != (1 << 64) - 1:
-        raise DamageError("a config has an open end")
-    config.copies = c.u(8, 1)
-    for _ in range(c.u(8, 1, 16)):
-        c.u(64)
-        c.known(1, 2)
-        c.take(12)
-    c.take(13)  # whole, pack, segment, level: for who writes
-    config.chains = [row.steps for row in c.rows(16, 256, "steps:steps")]
-    c.take(32 if c.flag() else 0)
-    config.made = c.tags().get(1)
+        backends.append(backend)
+    vars(config).update(vars(c.fields(CONFIG_END)))
     c.end()
-    config.voters = [backend for backend in config.backends.values() if backend.form]
+    config.backends = {backend.id: backend for backend in backends}
+    config.voters = [backend for backend in backends if backend.form]  # 0: no vote, 1: log form, 2: block form
     config.quorum = (len(config.voters) + config.f) // 2 + 1
     if config.mode == 1 and any(voter.form == 2 for voter in config.voters):
         raise UpgradeError("a config")
-    enough = len(config.voters) > 3 * config.f > 0 if config.mode else config.f == 0
-    ids, names = [*config.backends], {backend.name for backend in config.backends.values()}
-    if (
-        not enough
-        or not 1 <= len(config.voters) <= 32
-        or ids != sorted(ids)
-        or len(names) != count
-        or not config.chains
-    ):
+    ids = [backend.id for backend in backends]
+    good = (
+        1 <= config.count <= 256 and ids == sorted(ids) and len({backend.name for backend in backends}) == config.count
+    )
+    good = good and len(config.backends) == config.count and 1 <= len(config.voters) <= 32 and config.chains
+    good = good and config.slots and config.copies and config.until == (1 << 64) - 1 and 1 <= len(config.steps) <= 16
+    if not good or not (len(config.voters) > 3 * config.f > 0 if config.mode else config.f == 0):
         raise DamageError("a config contradicts itself")
     return config
 
@@ -474,17 +477,12 @@ def read_entry(content: bytes) -> Record:
     """A log entry, block, hint or floor (8). Its signature is checked where its device is known."""
     c = Cursor(content, "a log entry")
     entry = c.fields(ENTRY)
-    entry.kind, entry.round = c.known(PREPARE, ACCEPT, DECIDED), (c.u(32), c.take(16))
-    entry.value = read_state(c.take(402)) if c.flag() else None
-    entry.claim = c.fields("acceptor:16 v:u64 index:u32 bytes:bytes16") if c.flag() else None
-    vars(entry).update(vars(c.fields(ENTRY_CARRIED)))
-    entry.steps = [row.raw for row in c.rows(8, 255, "raw:402")]
-    vars(entry).update(vars(c.fields(ENTRY_END)))
     entry.signed, entry.signature = content[: c.at], c.take(64)
     c.end()
+    entry.round, entry.value = (entry.n, entry.by), entry.value and read_state(entry.value.raw)
     prepares = entry.kind == PREPARE
-    good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.round[1]))
-    good = good and not (prepares and (entry.round[0] == 0 or entry.config or entry.devices or entry.steps))
+    good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.by))
+    good = good and not (prepares and (entry.n == 0 or entry.config or entry.devices or entry.steps))
     good = good and (entry.claim is None or len(entry.claim.bytes) <= 2048)
     if not good or entry.index > 9_999 or (entry.value is None) != prepares:
         raise DamageError("a log entry breaks a rule")
@@ -494,17 +492,14 @@ def read_entry(content: bytes) -> Record:
 def read_era(content: bytes) -> Record:
     """An era record (9.1)."""
     c = Cursor(content, "an era record")
-    record = c.fields("format:format number:u32 time:i64 ended:402 first:402")
-    record.ended, record.first = read_state(record.ended), read_state(record.first)
-    carried = read_state(c.take(402)) if c.flag() else None
-    c.rows(8, 255, "without:text16")
-    vars(record).update(vars(c.fields("config:bytes32 chain:chain tags:tags")))
+    record = c.fields(ERA)
     c.signature(record.chain[-1], "era 1")
-    first, ended = record.first, record.ended
+    first, ended = record.first, record.ended = read_state(record.first), read_state(record.ended)
     good = (first.era, first.prev, first.writer) == (ended.era + 1, ended.hash, bytes(16))
     good = good and all(getattr(first, n) >= getattr(ended, n) for n in ("epoch", "gen", "min_gen", "min_format"))
     good = good and first.v in (ended.v + 1, 1 << ended.v.bit_length()) and len(record.chain) == first.epoch
-    if carried is not None:
+    if record.carried:
+        carried = read_state(record.carried.raw)
         good = good and (carried.era, carried.v, carried.prev) == (ended.era, ended.v + 1, ended.hash)
         good = good and (carried.master, carried.op_id) == (first.master, first.op_id)
     if not good or record.number != first.era:
@@ -515,19 +510,16 @@ def read_era(content: bytes) -> Record:
 def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tuple[Record, Record]) -> None:
     """Refuses a value that breaks a rule of 8.1, by config and device set of itself and of its base."""
     (config, devices), (old_config, old_devices) = new, old
-    fields = "signing", "sealing"
-    kept = all(
-        id_ in devices.revoked
-        or (id_ in devices.members and all(getattr(devices.members[id_], n) == getattr(one, n) for n in fields))
-        for id_, one in old_devices.members.items()
-    )
-    good = kept and follows(value, base) and devices.chain[: len(old_devices.chain)] == old_devices.chain
+    keys = {id_: (one.signing, one.sealing) for id_, one in devices.members.items()}
+    was = {id_: (one.signing, one.sealing) for id_, one in old_devices.members.items()}
+    good = all(id_ in devices.revoked or keys.get(id_) == pair for id_, pair in was.items())
+    good = good and follows(value, base) and devices.chain[: len(old_devices.chain)] == old_devices.chain
     good = good and (devices.policy == old_devices.policy or (devices.era, devices.v) == (value.era, value.v))
     good = good and (value.epoch != base.epoch or old_devices.ended <= devices.ended)
     if value.config != base.config:
         both = [(one, config.backends[one.id]) for one in old_config.backends.values() if one.id in config.backends]
         stay = [a for a, b in both if a.form and (a.form, a.acceptor, a.birth) == (b.form, b.acceptor, b.birth)]
-        good = good and len(stay) >= old_config.quorum and (config.made or b"")[:8] == number(8, value.v)
+        good = good and len(stay) >= old_config.quorum and config.tags.get(1, b"")[:8] == number(8, value.v)
         good = good and all((a.scheme, a.identity) == (b.scheme, b.identity) for a, b in both)
         good = good and all(b.storage[: len(a.storage)] == a.storage for a, b in both)
     if not good:
@@ -569,28 +561,26 @@ def ids_in(folder: Path, report: Report) -> list[Path]:
         return []
 
 
-def key_files(folders: list[Path], report: Report) -> dict[str, dict[bytes, set[Path]]]:
-    """Slots and rings whose bytes have the hash in their name: by what they are, then bytes, then where they lie."""
-    found: dict[str, dict[bytes, set[Path]]] = {"slot": {}, "ring": {}}
-    for path in (path for folder in folders for path in sorted((folder / "keys").iterdir())):
-        if match := re.fullmatch("(slot|ring)-[1-9][0-9]*-([0-9a-f]{64})", path.name):
+def key_files(spaces: list[Path], what: str, decode: Any, report: Report) -> list[tuple[Record, set[Path]]]:
+    """The slots or rings whose bytes have the hash in their name, and where each lies.
+
+    Newer ones stop only if there are no others (2).
+    """
+    places: dict[bytes, set[Path]] = {}
+    found, newer = [], None
+    for path in (path for space in spaces for path in sorted((space / "keys").iterdir())):
+        if match := re.fullmatch(what + "-[1-9][0-9]*-([0-9a-f]{64})", path.name):
             try:
                 data = read_file(path, 4 << 20) or b""
             except (OSError, DamageError):
                 data = b""
-            if sha256(data).hex() == match[2]:
-                found[match[1]].setdefault(data, set()).add(path.parent.parent)
+            if sha256(data).hex() == match[1]:
+                places.setdefault(data, set()).add(path.parent.parent)
             else:
                 report.note(f"{path}: damaged; looking for another copy")
-    return found
-
-
-def readable(read: Any, files: dict[bytes, set[Path]], report: Report) -> list[tuple[Record, set[Path]]]:
-    """What of these files can be read, and where it lies. Newer ones stop only if there are no others (2)."""
-    found, newer = [], None
-    for data, places in files.items():
+    for data, where in places.items():
         try:
-            found.append((read(data), places))
+            found.append((decode(data), where))
         except UpgradeError as problem:
             newer = problem
         except DamageError as problem:
@@ -621,9 +611,8 @@ def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, repor
     spaces = [path for folder in folders for path in [folder, *ids_in(folder, report)] if (path / "keys").is_dir()]
     if not spaces:
         raise StopError("no workspace is in these folders: name the backends' roots")
-    files = key_files(spaces, report)
-    rings = readable(read_ring, files["ring"], report)
-    opened = open_slots(readable(read_slot, files["slot"], report), *secret, report) if secret else []
+    rings = key_files(spaces, "ring", read_ring, report)
+    opened = open_slots(key_files(spaces, "slot", read_slot, report), *secret, report) if secret else []
     found = []
     for ns_id in OrderedDict.fromkeys(sha256(ring.chain[0]) for ring, _ in rings):
         slots = [one for one in opened if one.ns_id == ns_id]
@@ -662,10 +651,6 @@ class Keys:
             return keys
         raise DamageError(f"the keys of epoch {epoch} do not open: was the passphrase or phrase changed since?")
 
-    def object_id(self, kind: int, data: bytes) -> bytes:
-        """The id of an object (F 1.4)."""
-        return bytes(blake3.blake3(data, key=self.of_kind[kind]).digest())
-
 
 # Agreement (8, 14) ----------------------------------------------------------------------------------------------------
 
@@ -675,15 +660,11 @@ class Workspace:
 
     def __init__(self, name: str, folders: list[Path], keys: Keys, report: Report) -> None:
         self.name, self.folders, self.keys, self.report, self.ns_id = name, folders, keys, report, keys.ns_id
-        self.carried: dict[bytes, bytes] = {}  # objects that entries carry, sealed or not, by the hash that names them
+        self.places = [place for folder in folders for place in ids_in(folder, report)]  # of acceptors and storage ids
+        self.carried: dict[bytes, bytes] = {}  # objects that entries carry, by the hash that names them
         self.read: dict[bytes, Record] = {}  # configs and device sets by name
         self.looks: dict[bytes, Record] = {}  # by the state that they stand on
         self.states: dict[int, Record] = {}  # those that were found decided
-
-    @cached_property
-    def places(self) -> list[Path]:
-        """Every folder of an acceptor or of a storage id."""
-        return [place for folder in self.folders for place in ids_in(folder, self.report)]
 
     def copies(self, where: str) -> Iterator[tuple[Path, bytes]]:
         """Every copy of a file: below the folders of acceptors and storage ids."""
@@ -696,13 +677,8 @@ class Workspace:
 
     def open(self, record: bytes, kind: int, binding: bytes, what: str, keyring: bytes = b"") -> bytes:
         """The content of a record that is sealed under the log key of the epoch in its header."""
-        problem = DamageError(what)
-        for key in self.keys.of(int.from_bytes(record[6:10], "big"), keyring):
-            try:
-                return unseal(record, kind, hkdf(key, b"", "log"), binding, what)
-            except DamageError as damage:
-                problem = damage
-        raise problem
+        keys = self.keys.of(int.from_bytes(record[6:10], "big"), keyring)
+        return first_that_opens(keys, what, lambda key: unseal(record, kind, hkdf(key, b"", "log"), binding, what))
 
     def named(self, where: str, digest: bytes, kind: int, what: str) -> bytes:
         """The content of a meta or const object by its hash, from any acceptor (11), or as an entry carried it."""
@@ -731,21 +707,20 @@ class Workspace:
 
     def acceptor(self, voter: Record) -> Path | None:
         """The folder of an acceptor, by its birth (9); None if none of the folders has it."""
-        for folder in self.folders:
-            birth = read_file(folder / voter.acceptor.hex() / "birth") or b""
+        for place in (folder / voter.acceptor.hex() for folder in self.folders):
+            birth = read_file(place / "birth") or b""
             if len(birth) == 50 and birth[:18] == b"\x01\x0a" + voter.acceptor and sha256(birth[18:]) == voter.birth:
-                return folder / voter.acceptor.hex()
+                return place
         return None
 
     def log_path(self, place: Path, base: Record, device: bytes, index: int) -> Path:
         """Where an acceptor has an entry of the version after `base`, or a block of a device."""
         key = hkdf(self.keys.of(base.epoch, base.keyring)[0], b"", "log names")
-        v, tail = base.v + 1, device + number(4, index)
-        what = b"block" if device else b"entry"
-        name = mac(key, what, number(4, base.era), bytes.fromhex(place.name), number(8, v), tail)
-        return place / ("bl" if device else "px") / str(v // 1024) / name
+        v, what = base.v + 1, b"block" if device else b"entry"
+        where = bytes.fromhex(place.name) + number(8, v) + device + number(4, index)
+        return place / ("bl" if device else "px") / str(v // 1024) / mac(key, what, number(4, base.era), where)
 
-    def messages(self, log: Record, place: Path, base: Record, device: bytes = b"") -> Iterator[Record]:
+    def messages(self, log: Record, place: Path, base: Record, device: bytes) -> Iterator[Record]:
         """Entries of a log, or a device's blocks, to the first that is absent, without those that are VOID (8)."""
         before, total = ZERO, 0
         for index in range(10_001):
@@ -755,17 +730,16 @@ class Workspace:
             try:
                 if index == 10_000 or total > 64 << 20:
                     raise DamageError("a log is too long")
-                yield self.message(record, before, base, place, device, index)
-            except VoidError:
-                pass
-            except (DamageError, UpgradeError) as problem:
+                if entry := self.message(record, before, base, place, device, index):
+                    yield entry
+            except UnreadableError as problem:
                 log.poison = str(problem)
                 return
             before = sha256(record)
             log.hashes.append(before)
 
-    def message(self, record: bytes, before: bytes, base: Record, place: Path, device: bytes, index: int) -> Record:
-        """An entry at its place, judged in the order of 8, "Replay"."""
+    def message(self, record: bytes, before: bytes, base: Record, place: Path, device: bytes, index: int) -> Any:
+        """An entry at its place, judged in the order of 8, "Replay"; None if it is VOID."""
         acceptor, v, header = bytes.fromhex(place.name), base.v + 1, record[:42]
         if header[2:10] != number(4, base.era) + number(4, base.epoch):
             raise DamageError("an entry is of another era or epoch")
@@ -776,18 +750,18 @@ class Workspace:
             raise DamageError("an entry lies at another place than it says")
         try:
             key = admit(self.devices(base), entry.device, entry.certificate)
-        except (DamageError, UpgradeError):
-            raise VoidError from None
+        except UnreadableError:
+            return None
         verify(key, "block 1" if device else "entry 1", header + entry.signed, entry.signature)
         if entry.base != base.raw or entry.prev != before:
             raise DamageError("an entry stands on another state, or on another entry than the one before it")
-        if entry.value is not None:
-            try:
+        try:
+            if entry.value is not None:
                 self.check_value(entry, base)
-            except (DamageError, UpgradeError):
-                raise VoidError from None
-            if entry.value.min_format > 1:
-                raise UpgradeError(f"version {v}")
+        except UnreadableError:
+            return None
+        if entry.value is not None and entry.value.min_format > 1:
+            raise UpgradeError(f"version {v}")
         return entry
 
     def check_value(self, entry: Record, base: Record) -> None:
@@ -795,7 +769,7 @@ class Workspace:
         value, old, carried = entry.value, (self.config(base), self.devices(base)), {}
         v, skip = base.v + 1, base.prev if base.v % 2 else base.hash
         for step in entry.steps:  # states v - 2, v - 4, v - 8, ...
-            skip = step[78:110] if sha256(step) == skip else b""
+            skip = step.raw[78:110] if sha256(step.raw) == skip else b""
         if skip != value.skip or len(entry.steps) != max(0, (v & -v).bit_length() - 2):
             raise DamageError("an entry does not bear out its value's skip")
         for name, sealed in ((value.config, entry.config), (value.devices, entry.devices)):
@@ -816,10 +790,8 @@ class Workspace:
 
     def replay(self, place: Path, voter: Record, base: Record) -> Record:
         """What an acceptor accepted of the version after `base` (consensus.md 1.4, and 7.2 for blocks)."""
-        start = (0, b"")
-        log = Record(
-            hashes=[], poison="", claiming=[], signers={}, promised=start, accepted={}, prepared=set(), closed=False
-        )
+        log = Record(hashes=[], poison="", claiming=[], signers={}, accepted={}, prepared=set(), closed=False)
+        log.promised = (0, b"")
         for device in [b""] if voter.form == 1 else [*self.devices(base).members] * 2:  # blocks are read twice
             for entry in self.messages(log, place, base, device):
                 log.claiming += [entry] if entry.claim else []
@@ -846,7 +818,7 @@ class Workspace:
             found = read_entry(self.open(claim.bytes, 3, binding, "a claim", base.keyring))
             member = self.devices(base).members[found.device]
             verify(member.signing, "entry 1", claim.bytes[:42] + found.signed, found.signature)
-        except (DamageError, UpgradeError, KeyError):
+        except (UnreadableError, KeyError):
             return False
         says = found.acceptor, found.v, found.index, found.base
         return says == (claim.acceptor, claim.v, claim.index, base.raw) and found.device != entry.device
@@ -860,7 +832,8 @@ class Workspace:
         for voter in config.voters:
             try:
                 place = self.acceptor(voter)
-                if place is not None and not self.floor(place, 1024 * (v // 1024 + 1)):
+                # With a floor, logs below it may be gone (11.1): what is absent there was perhaps deleted.
+                if place is not None and read_file(place / "floor" / str(1024 * (v // 1024 + 1))) is None:
                     logs[voter.acceptor] = self.replay(place, voter, base)
             except (OSError, DamageError) as problem:
                 self.report.note(f"backend {voter.name}: {problem}")
@@ -883,85 +856,46 @@ class Workspace:
         if len(won) > 1 and won[0][0] == won[1][0]:
             raise StopError(f"two values are decided for version {v}: more backends or devices lie than is allowed for")
         ranked = list(OrderedDict.fromkeys(raw for _, raw in sorted(cast, reverse=True)))
-        signers = {raw: set().union(*(log.signers.get(raw, ()) for log in logs.values())) for raw in ranked}
-        self.looks[base.hash] = look = Record(quorum=config.quorum, answers=len(good), signers=signers)
+        self.looks[base.hash] = look = Record(quorum=config.quorum, answers=len(good))
+        look.signers = {raw: set().union(*(log.signers.get(raw, ()) for log in logs.values())) for raw in ranked}
         look.silent = len(config.voters) - len(good)
         look.support = {raw: max(sum((r, raw) in log.votes for log in good) for r in rounds) for raw in ranked}
         look.newest = sum(not log.hashes for log in good) >= config.quorum
         look.decided, look.candidates = (read_state(won[0][1]) if won else None), [read_state(raw) for raw in ranked]
         return look
 
-    def pointer(self, path: Path, kind: int, context: str) -> tuple[Record, Record] | None:
-        """Base and state that a hint or a floor names, if the base admits who signed it and 8.1 lets it pass."""
-        if (record := read_file(path)) is None:
-            return None
-        acceptor = next(bytes.fromhex(part) for part in reversed(path.parts) if len(part) == 32)
-        entry = read_entry(self.open(record, kind, self.ns_id + acceptor, "a hint or floor"))
-        base, value = read_state(entry.base), entry.value
-        says = entry.ns_id, entry.acceptor, entry.era, entry.v, entry.kind, entry.index
-        if says != (self.ns_id, acceptor, base.era, base.v + 1, DECIDED, 0) or not follows(value, base):
-            raise DamageError("a hint or floor contradicts itself")
-        key = admit(self.devices(base), entry.device, entry.certificate)
-        verify(key, context, record[:42] + entry.signed, entry.signature)
-        check_policy(value, self.config(value), self.devices(value))
-        return base, value
-
-    def floor(self, place: Path, at: int) -> bool:
-        """Whether an acceptor has this floor, so that logs below it may be gone (11.1)."""
-        try:
-            found = self.pointer(place / "floor" / str(at), 14, "floor 1")
-        except (DamageError, UpgradeError):
-            return False
-        return found is not None and found[1].v >= at
-
-    def confirmed(self, candidates: list[Record]) -> list[list[Record]]:
-        """Of each candidate that a decided version stands on: the states from it to that version (14, 6)."""
-        found = []
-        for first in candidates:
-            stack, below = [first], {first.hash: None}
-            while stack:
-                tip = stack.pop()
-                try:
-                    look = self.look(tip)
-                except DamageError:
-                    continue
-                if look.decided is not None:
-                    line = [look.decided]
-                    while tip is not None:
-                        line.append(tip)
-                        tip = below[tip.hash]
-                    found.append(line[::-1])
-                    break
-                stack += look.candidates[::-1]
-                below.update((one.hash, tip) for one in look.candidates)
-        return found
+    def leads_on(self, candidate: Record) -> bool:
+        """Whether a later version that is decided stands on this candidate (14, 6)."""
+        stack = [candidate]
+        while stack:
+            try:
+                look = self.look(stack.pop())
+            except DamageError:
+                continue
+            if look.decided is not None:
+                return True
+            stack += look.candidates[::-1]
+        return False
 
     def older(self, digest: bytes, v: int, above: Record) -> Record | None:
         """State v by its hash: an object of its own, in a block of states, or the base of an entry of v + 1 (14, 9)."""
-        own = self.copies("const/" + mac(self.keys.state_names, b"state", digest))
-        found = [(record, 8, self.ns_id) for _, record in own]
+        name, block = self.keys.state_names, 402 * (v % 1024)
+        found = [(record, 8, self.ns_id) for _, record in self.copies("const/" + mac(name, b"state", digest))]
         for era in {above.era, max(0, above.era - 1)}:
-            name = mac(self.keys.state_names, b"states", number(4, era), number(8, v // 1024))
-            found += [(record, 15, self.ns_id) for _, record in self.copies("const/" + name)]
-        for place in self.places:
-            for epoch in {above.epoch, max(1, above.epoch - 1)}:
-                path = self.log_path(place, Record(v=v, era=above.era, epoch=epoch, keyring=b""), b"", 0)
-                if (record := read_file(path)) is not None:
-                    binding = self.ns_id + bytes.fromhex(place.name) + number(8, v + 1) + number(4, 0)
-                    found.append((record, 3, binding))
+            where = "const/" + mac(name, b"states", number(4, era), number(8, v // 1024))
+            found += [(record, 15, self.ns_id) for _, record in self.copies(where)]
+        for place, epoch in ((p, e) for p in self.places for e in {above.epoch, max(1, above.epoch - 1)}):
+            record = read_file(self.log_path(place, Record(v=v, era=above.era, epoch=epoch, keyring=b""), b"", 0))
+            found += [(record, 3, self.ns_id + bytes.fromhex(place.name) + number(8, v + 1) + number(4, 0))] * bool(
+                record
+            )
         for record, kind, binding in found:
             try:
-                content = self.open(record, kind, binding, "an older state")
-                raw = (
-                    read_entry(content).base
-                    if kind == 3
-                    else content[402 * (v % 1024) :][:402]
-                    if kind == 15
-                    else content
-                )
+                raw = self.open(record, kind, binding, "an older state")
+                raw = read_entry(raw).base if kind == 3 else raw[block : block + 402] if kind == 15 else raw
                 if sha256(raw) == digest:
                     return read_state(raw)
-            except (DamageError, UpgradeError):
+            except UnreadableError:
                 continue
         return None
 
@@ -983,7 +917,7 @@ class Workspace:
         for path, record in self.copies("genesis"):
             try:
                 c = Cursor(self.open(record, 9, self.ns_id + bytes.fromhex(path.parent.name), str(path)), str(path))
-                genesis = c.fields("format:format state:402 chain:chain tags:tags")
+                genesis = c.fields(GENESIS)
                 c.signature(genesis.chain[-1], "genesis 1")
                 state = read_state(genesis.state)
                 if sha256(genesis.chain[0]) == state.ns_id == self.ns_id and state.v == 0:
@@ -999,96 +933,100 @@ class Workspace:
             try:
                 if (record := read_file(path)) is not None:
                     era = read_era(self.open(record, 18, self.ns_id, str(path)))
-                    known, chain = self.devices(state).chain, era.chain
-                    at = self.states.get(era.ended.v)
-                    if era.number != state.era + 1:
-                        raise DamageError(f"{path} is the record of another era")
-                    if chain[: len(known)] != known or (at and at.era == era.ended.era and at.hash != era.ended.hash):
+                    known, at = self.devices(state).chain, self.states.get(era.ended.v)
+                    other = at and at.era == era.ended.era and at.hash != era.ended.hash
+                    if era.number != state.era + 1 or era.chain[: len(known)] != known or other:
                         raise DamageError(f"{path} does not go on from what is known")
                     found[sha256(record)] = era
-            except (OSError, DamageError, UpgradeError) as problem:
+            except (OSError, UnreadableError) as problem:
                 self.report.note(f"passed over: {problem}", 3)
         if len(found) > 1:
             raise StopError("two records begin the next era: leave out the folders of the one that does not go on")
         for era in found.values():
             if era.ended.v < state.v and era.ended.era == state.era:
-                self.report.note(
-                    f"versions {era.ended.v + 1} to {state.v} were given up when the workspace was restarted"
-                )
+                lost = f"versions {era.ended.v + 1} to {state.v}"
+                self.report.note(f"{lost} were given up when the workspace was restarted")
             return era.first
         return None
 
     def newest(self, unproven: bool) -> Record:
         """The newest state that can be shown to be agreed (14)."""
-        state = self.genesis()
-        while True:
+        state = following = self.genesis()
+        while following is not None:
+            state = following
             if state.min_format > 1:
                 raise UpgradeError(f"version {state.v}")
             self.states[state.v] = state
-            following, why = self.after(state, unproven)
-            if following is None:
-                if why:
-                    self.report.note(why, 3)
-                return state
-            state = following
+            following = self.after(state, unproven)
+        return state
 
-    def after(self, state: Record, unproven: bool) -> tuple[Record | None, str]:
-        """The next state that is known decided. Where there is none: why a newer one may exist all the same."""
+    def after(self, state: Record, unproven: bool) -> Record | None:
+        """The next state that is known decided. Where there is none, it is told why a newer one may exist."""
         try:
             look = self.look(state)
         except DamageError as problem:
             self.report.note(f"what version {state.v} names cannot be read: {problem}", 3)
             look = Record(decided=None, newest=False, candidates=[], answers=0, quorum=1, signers={})
         if look.decided is not None:
-            return look.decided, ""
-        lines = self.confirmed(look.candidates)
+            return look.decided
+        lines = [one for one in look.candidates if self.leads_on(one)]
         if len(lines) > 1:
-            names = [self.device_name(state, by).encode() for line in lines for by in look.signers[line[0].raw]]
-            raise StopError(
-                f"two histories begin at version {state.v + 1}, by {', '.join(map(shown, names))}: none is followed"
+            by = ", ".join(
+                shown(self.device_name(state, id_).encode()) for one in lines for id_ in look.signers[one.raw]
             )
-        if lines:
-            return lines[0][0], ""
-        if (first := self.next_era(state)) is not None:
-            return first, ""
-        hint, v, more = self.best_hint(state), state.v, "another version may be agreed"
-        if hint is not None and look.answers < look.quorum:
-            return hint, ""
-        if hint is not None:
+            raise StopError(f"two histories begin at version {state.v + 1}, by {by}: none is followed")
+        if lines or (first := self.next_era(state)) is not None:
+            return lines[0] if lines else first
+        hint, v = self.best_hint(state), state.v
+        if hint is not None and look.answers >= look.quorum:
             self.report.note(f"these are old copies, or lie: a device signed version {hint.v}, and they show {v}", 3)
-            return (hint, "") if unproven else (None, "")
+        if hint is not None:
+            return hint if unproven or look.answers < look.quorum else None
         if look.newest:
-            return None, ""
+            return None
         if look.candidates and unproven:
             self.report.note(f"version {v + 1} is not proven: a vote of these folders is all there is", 3)
-            return look.candidates[0], ""
-        more += ": --unproven shows what these folders have of it" if look.candidates else ""
-        if look.answers >= look.quorum:
-            return None, f"version {v} is the newest that is proven; {more}"
-        return None, f"only {look.answers} of the {look.quorum} backends needed answer for version {v + 1}: {more}"
+            return look.candidates[0]
+        why = f"only {look.answers} of the {look.quorum} backends needed answer for version {v + 1}"
+        why = f"version {v} is the newest that is proven" if look.answers >= look.quorum else why
+        more = ": --unproven shows what these folders have of it" if look.candidates else ""
+        self.report.note(f"{why}; another version may be agreed{more}", 3)
+        return None
 
     def best_hint(self, state: Record) -> Record | None:
         """The newest state beyond this one of a hint that leads back, and that the logs of its version bear out."""
         found = None
-        for path in (place / "hint" for place in self.places):
+        for place in self.places:
             try:
-                base, hint = self.pointer(path, 4, "hint 1") or (state, state)
+                base, hint = self.hint(place) or (state, state)
                 if hint.v > (found or state).v and hint.era == state.era and self.leads_back(hint):
                     look = self.look(base)
                     held = look.support.get(hint.raw, 0) + look.silent >= look.quorum
                     new, old = self.devices(hint), self.devices(state)
                     later = (new.era, new.v) > (old.era, old.v) or new.policy == old.policy
                     found = hint if held and later and (look.decided or hint).raw == hint.raw else found
-            except (OSError, DamageError, UpgradeError) as problem:
-                self.report.note(f"{path}: {problem}")
+            except (OSError, UnreadableError) as problem:
+                self.report.note(f"{place / 'hint'}: {problem}")
         return found
+
+    def hint(self, place: Path) -> tuple[Record, Record] | None:
+        """Base and state that a hint names, if the base admits who signed it and 8.1 lets it pass."""
+        if (record := read_file(place / "hint")) is None:
+            return None
+        acceptor = bytes.fromhex(place.name)
+        entry = read_entry(self.open(record, 4, self.ns_id + acceptor, "a hint"))
+        base, value = read_state(entry.base), entry.value
+        says = entry.ns_id, entry.acceptor, entry.era, entry.v, entry.kind, entry.index
+        if says != (self.ns_id, acceptor, base.era, base.v + 1, DECIDED, 0) or not follows(value, base):
+            raise DamageError("a hint contradicts itself")
+        key = admit(self.devices(base), entry.device, entry.certificate)
+        verify(key, "hint 1", record[:42] + entry.signed, entry.signature)
+        check_policy(value, self.config(value), self.devices(value))
+        return base, value
 
     def device_name(self, state: Record, device: bytes) -> str:
         """A device's name, from the device set that a state names."""
-        try:
-            member = self.devices(state).members.get(device)
-        except DamageError:
-            member = None
+        member = self.devices(state).members.get(device)
         return member.name if member else device.hex()
 
 
@@ -1105,17 +1043,12 @@ class Contents:
         self.cache: OrderedDict[tuple[int, bytes, int], bytes] = OrderedDict()
         if not any(state.index):
             return
-        c = Cursor(space.named(f"meta/{state.index_gen}", state.index, 6, "the index root"), "the index root")
-        c.format()
-        rows = c.rows(32, 1024, "generation:u64 hash:32 size:u64 objects:u64 packs:u32 tags:tags")
-        c.tags()
-        c.end()
+        root = space.named(f"meta/{state.index_gen}", state.index, 6, "the index root")
         gone: set[tuple[int, bytes]] = set()
-        for row in reversed(rows):
+        for row in reversed(read(INDEX_ROOT, root, "the index root").rows):
             try:
-                inside = row.tags.get(1)
-                data = inside or space.named(f"meta/{row.generation}", row.hash, 6, "an index segment")
-                if len(data) != row.size or (inside is not None and sha256(inside) != row.hash):
+                data = row.tags.get(1) or space.named(f"meta/{row.generation}", row.hash, 6, "an index segment")
+                if len(data) != row.size or (1 in row.tags and sha256(data) != row.hash):
                     raise DamageError("an index segment is not what the root says")
                 gone |= self.add(data)
             except DamageError as problem:
@@ -1128,28 +1061,23 @@ class Contents:
         c = Cursor(unzstd(data[1:], 256 << 20, "an index segment"), "an index segment")
         packs = []
         for _ in range(c.u(32)):
-            pack = c.fields("generation:u64 name:32 size:u64 header:38 size_class:u8 k:u8 n:u8")
+            pack, at = c.fields(PACK), 38
             if not 1 <= pack.k <= pack.n:
                 raise DamageError("an index segment has a pack of no parts")
             if (pack.size_class, pack.k, pack.n) != (0, 1, 1):
                 raise UpgradeError("a pack")
-            pack.segments = c.rows(32, 65_536, "stored:u32 raw:u32 digest:32")
-            c.tags()
-            at = 38
             for segment in pack.segments:
                 segment.at, at = at, at + segment.stored
-            if at > pack.size or pack.size > 256 << 20:
-                raise DamageError("an index segment has a pack that is too short")
             packs.append(self.packs.setdefault((pack.generation, pack.name), pack))
-        for row in c.rows(32, 1 << 32, "id:32 kind:u8 pack:u32 segment:u32 offset:u32 length:u32"):
+        rest = c.fields(PLACES)
+        c.tags()
+        c.end()
+        for row in rest.objects:
             if row.pack >= len(packs) or row.segment >= len(packs[row.pack].segments):
                 raise DamageError("an index segment names a pack that it does not list")
             row.pack = packs[row.pack].generation, packs[row.pack].name
             self.where.setdefault(row.id, []).append(row)
-        gone = {(row.generation, row.name) for row in c.rows(32, 1 << 32, "generation:u64 name:32")}
-        c.tags()
-        c.end()
-        return gone
+        return {(row.generation, row.name) for row in rest.gone}
 
     def object(self, kind: int, object_id: bytes) -> bytes:
         """An object, from any pack and any copy that has it whole."""
@@ -1158,9 +1086,8 @@ class Contents:
             if row.kind >> 4 or row.kind > SNAPSHOT:
                 raise UpgradeError("an object")
             try:
-                raw = self.segment(row.pack, row.segment)
-                data = raw[row.offset : row.offset + row.length]
-                if row.kind == kind and self.space.keys.object_id(kind, data) == object_id:
+                data = self.segment(row.pack, row.segment)[row.offset : row.offset + row.length]
+                if row.kind == kind and blake3.blake3(data, key=self.space.keys.of_kind[kind]).digest() == object_id:
                     return data
                 problem = DamageError("a pack has something else in its place")
             except DamageError as damage:
@@ -1174,107 +1101,81 @@ class Contents:
             return self.cache[*key, index]
         if (pack := self.packs.get(key)) is None:
             raise DamageError("the index says that its pack was deleted")
-        segment, problem = pack.segments[index], DamageError(f"pack {pack.name.hex()} is in none of the folders")
-        for place in self.space.places:
-            path = place / "packs" / str(pack.generation) / pack.name.hex()[:2] / pack.name.hex()
+        segment, name = pack.segments[index], pack.name.hex()
+        for path in (place / "packs" / str(pack.generation) / name[:2] / name for place in self.space.places):
             try:
                 with path.open("rb") as file:
                     file.seek(segment.at)
                     stored = file.read(segment.stored)
-                if sha256(stored) == segment.digest:
-                    raw = self.unpack(pack, index, stored)
-                    break
-                problem = DamageError(f"{path} is damaged")
-                self.space.report.note(f"{problem}; looking for another copy")
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError as problem:
+                if not isinstance(problem, FileNotFoundError | NotADirectoryError):
+                    self.space.report.note(f"{path}: {problem.strerror}; looking for another copy")
                 continue
-            except OSError as trouble:
-                problem = DamageError(f"{path}: {trouble.strerror}")
+            if sha256(stored) == segment.digest:
+                break
+            self.space.report.note(f"{path} is damaged; looking for another copy")
         else:
-            raise problem
-        self.cache[*key, index] = raw
+            raise DamageError(f"pack {name} is whole in none of the folders")
+        self.cache[*key, index] = raw = self.unpack(pack, index, stored)
         while len(self.cache) > 1 and sum(map(len, self.cache.values())) > MOST_CACHED:
             self.cache.popitem(last=False)
         return raw
 
     def unpack(self, pack: Record, index: int, data: bytes) -> bytes:
         """The raw bytes of a stored segment: the steps of its chain, in reverse (F 5.2, 5.3)."""
-        c, keys = Cursor(pack.header, "a pack"), self.space.keys
-        header = c.fields("format:format chain:u8 epoch:u32 random:32")
-        if header.chain >= len(self.chains) or not {"compress", "encrypt", "integrity"}.issuperset(
-            self.chains[header.chain]
-        ):
+        keys, what = self.space.keys, "a segment"
+        header = read("format:format chain:u8 epoch:u32 random:32", pack.header, "a pack")
+        chain = self.chains[header.chain] if header.chain < len(self.chains) else ["unknown"]
+        if not {"compress", "encrypt", "integrity"}.issuperset(chain):
             raise UpgradeError("a pack")
-        segment, bound = pack.segments[index], keys.ns_id + number(4, header.epoch) + b"pack" + pack.header
-        for step in reversed(self.chains[header.chain]):
+        size, bound = pack.segments[index].raw, keys.ns_id + number(4, header.epoch) + b"pack" + pack.header
+        for step in reversed(chain):
             if step == "encrypt" and keys.encrypted:
                 tries = [hkdf(hkdf(key, b"", "pack"), header.random, "one pack") for key in keys.of(header.epoch)]
-                data = first_that_opens(tries, index, data, bound)
+                data = first_that_opens(tries, what, lambda key, data=data: decrypt(key, index, data, bound, what))
             elif step == "compress":
-                kind, rest = Cursor(data, "a segment").u(8, 0, 1), data[1:]
-                data = unzstd(rest, segment.raw, "a segment") if kind else rest
-        if len(data) != segment.raw or segment.raw > 64 << 20:
+                data = unzstd(data[1:], size, what) if Cursor(data, what).flag() else data[1:]
+        if len(data) != size or size > 64 << 20:
             raise DamageError("a segment has another length than the index says")
         return data
 
-    def snapshot(self, object_id: bytes) -> Record:
-        """A snapshot (F 4), with the `version` that it says it is."""
-        c = Cursor(self.object(SNAPSHOT, object_id), "a snapshot")
-        snapshot = c.fields("format:format root:32")
-        snapshot.parents = [row.id for row in c.rows(8, 16, "id:32")]
-        vars(snapshot).update(vars(c.fields(SNAPSHOT_END)))
-        c.end()
-        snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
-        return snapshot
-
     def history(self) -> Iterator[Record]:
-        """The snapshots from the newest on, each followed by its first parent."""
-        at = self.state.master
-        above = self.state.v + 1
+        """The snapshots (F 4) from the newest on, each followed by its first parent; `version` is what it says."""
+        at, above = self.state.master, self.state.v + 1
         while any(at):
             try:
-                snapshot = self.snapshot(at)
+                snapshot = read(SNAPSHOT_FIELDS, self.object(SNAPSHOT, at), "a snapshot")
             except DamageError as problem:
-                if not any(first <= above - 1 <= last for first, last in self.dropped()):
+                if not any(row.first < above <= row.last + 1 for row in self.dropped()):
                     raise
                 self.space.report.note(f"what came before version {above} was dropped on purpose ({problem})")
                 return
+            above = snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
             yield snapshot
-            at, above = (snapshot.parents or [ZERO])[0], snapshot.version
+            at = snapshot.parents[0].id if snapshot.parents else ZERO
 
-    def dropped(self) -> list[tuple[int, int]]:
+    def dropped(self) -> list[Record]:
         """The intervals of versions that are no longer kept, on purpose (F 6.4)."""
-        if not any(self.state.retained):
+        what, state = "the list of kept versions", self.state
+        if not any(state.retained):
             return []
-        data = self.space.named(f"meta/{self.state.retained_gen}", self.state.retained, 6, "the list of kept versions")
-        c = Cursor(data, "the list of kept versions")
-        c.format()
-        return [(row.first, row.last) for row in c.rows(32, 65_536, "first:u64 last:u64", "first")]
+        c = Cursor(self.space.named(f"meta/{state.retained_gen}", state.retained, 6, what), what)
+        return c.fields("format:format rows:32*65536(first:u64 last:u64)!").rows
 
     def entries(self, root: bytes) -> Iterator[Record]:
         """The entries of a directory, leaf by leaf (F 3.1)."""
-        last, stack = b"", [(root, -1, b"")]
+        stack = [(root, 8)]
         while stack:
-            node_id, level, first = stack.pop()
+            node_id, above = stack.pop()
             c = Cursor(self.object(DIR, node_id), "a directory")
-            c.format()
-            depth = c.u(8, 0, 7)
-            if depth:
-                children = c.rows(32, 1 << 32, "name:bytes16 id:32", "name")
-                names = [child.name for child in children]
-                stack += [(child.id, depth - 1, child.name) for child in reversed(children)]
-            else:
-                rows = [read_dir_entry(c) for _ in range(c.u(32))]
-                names = [row.name for row in rows]
+            level = c.fields("format:format level:u8").level
+            children = c.fields("rows:32*(name:b16 id:32)!").rows if level else []
+            rows = [] if level else [read_dir_entry(c) for _ in range(c.u(32))]
             c.end()
-            inner = level >= 0 and (depth != level or names[:1] != [first])
-            if inner or (depth and len(names) < (2 if level < 0 else 1)) or (not depth and names != sorted({*names})):
+            if level >= above or (above < 8 and not children and not rows):
                 raise DamageError("a directory contradicts itself")
-            if not depth:
-                if last and names and names[0] <= last:
-                    raise DamageError("a directory is out of order")
-                last = names[-1] if names else last
-                yield from rows
+            stack += [(child.id, level) for child in reversed(children)]
+            yield from rows
 
     def tree(self, root: bytes) -> Iterator[tuple[bytes, Record]]:
         """Path and entry of everything in a tree: a directory before what is in it. What cannot be read is said."""
@@ -1299,53 +1200,30 @@ class Contents:
 
     def chunks(self, entry: Record) -> Iterator[bytes]:
         """The bytes of a file, chunk by chunk: whole only if this ends without an error (F 2)."""
-        check = blake3.blake3(key=self.space.keys.of_kind[BLOB])
-        size = count = 0
-        for blob in [entry.body[:32]] * (entry.size > 0) if entry.kind == 1 else self.parts(entry):
-            data = self.object(BLOB, blob)
-            check.update(data)
-            size, count = size + len(data), count + 1
+        check, size, count = blake3.blake3(key=self.space.keys.of_kind[BLOB]), 0, 0
+        stack = [(entry.body[-32:], 8 if entry.kind == 4 else 0)] if entry.size else []  # 0: a chunk, no node
+        while stack:
+            object_id, above = stack.pop()
             if size > entry.size or count > MOST_CHUNKS:
                 raise DamageError("the file is longer than its directory says")
-            yield data
+            if not above:
+                data = self.object(BLOB, object_id)
+                check.update(data)
+                size, count = size + len(data), count + 1
+                yield data
+                continue
+            node = read(FILE_NODE, self.object(FILE, object_id), "a file")
+            if node.level >= above or not node.children:
+                raise DamageError("a file contradicts itself")
+            stack += [(child.id, node.level) for child in reversed(node.children)]
         if size != entry.size or check.digest() != entry.body[:32]:
             raise DamageError("the file is not what its directory says")
-
-    def parts(self, entry: Record) -> Iterator[bytes]:
-        """The ids of the chunks of a file that has two or more (F 2.4)."""
-        stack = [(entry.body[32:], -1, entry.size)]
-        while stack:
-            node_id, level, size = stack.pop()
-            c = Cursor(self.object(FILE, node_id), "a file")
-            node = c.fields("format:format level:u8 size:u64 content:32")
-            rows = c.rows(32, 1 << 32, "id:32 size:u64")
-            c.end()
-            content = entry.body[:32] if level < 0 else ZERO
-            good = (node.size, node.content) == (size, content) and node.level == (node.level if level < 0 else level)
-            if not good or node.level > 7 or len(rows) < 1 + (level < 0) or sum(row.size for row in rows) != size:
-                raise DamageError("a file contradicts itself")
-            if node.level:
-                stack += [(row.id, node.level - 1, row.size) for row in reversed(rows)]
-            else:
-                yield from (row.id for row in rows)
-
-
-def first_that_opens(keys: list[bytes], nonce: int, data: bytes, bound: bytes) -> bytes:
-    """What one of these keys opens: all but one are of rotations that were never agreed."""
-    for key in keys[:-1]:
-        try:
-            return decrypt(key, nonce, data, bound, "a segment")
-        except DamageError:
-            continue
-    return decrypt(keys[-1], nonce, data, bound, "a segment")
 
 
 def read_dir_entry(c: Cursor) -> Record:
     """An entry of a directory (F 3.2): kind 1 and 4 files, 2 a directory, 3 a symlink."""
-    c.known(1, 2, 3, 4)
-    c.at -= 1
-    entry = c.fields("kind:u8 mode:u16 mtime:i64 size:u64 name:bytes16")
-    entry.body = c.bytes16() if entry.kind == 3 else c.take(64 if entry.kind == 4 else 32)
+    entry = c.fields("kind:1..4 mode:u16 mtime:i64 size:u64 name:b16")
+    entry.body = c.one({1: "32", 2: "32", 3: "b16", 4: "64"}[entry.kind])
     c.tags()
     bad_name = not 0 < len(entry.name) <= 4096 or entry.name in (b".", b"..") or {0, 47} & {*entry.name}
     bad_target = entry.kind == 3 and (not entry.body or 0 in entry.body or len(entry.body) != entry.size)
@@ -1372,7 +1250,7 @@ def is_local_state(name: bytes) -> bool:
 
 def restore(contents: Contents, root: bytes, dest: Path) -> None:
     """Writes a tree into a new folder. It never follows or overwrites anything: what is in the way is said."""
-    report, directories, refused = contents.space.report, [], [b"\0"]
+    directories, refused = [], [b"\0"]
     dest.mkdir(parents=True, exist_ok=True)
     if any(dest.iterdir()):
         raise StopError(f"{dest} is not empty: name a folder that is new")
@@ -1381,10 +1259,8 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
             continue
         target = os.path.join(os.fsencode(dest), path)
         try:
-            if is_local_state(entry.name):
-                raise DamageError("refused: this name is kept for the local state of MetaSync")
-            if os.name == "nt" and {*entry.name} & {*b"\\:"}:
-                raise DamageError("refused: Windows would write this name to another place")
+            if is_local_state(entry.name) or (os.name == "nt" and {*entry.name} & {*b"\\:"}):
+                raise DamageError("refused: this name is kept for the local state of MetaSync, or leads elsewhere")
             if entry.kind == 2:
                 os.mkdir(target, 0o700)
                 directories.append((target, entry.mode & 0o777))
@@ -1392,13 +1268,13 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
                 os.symlink(entry.body, target)
             else:
                 write_file(contents, entry, target)
-            if entry.kind == 3 and os.utime in os.supports_follow_symlinks:
-                os.utime(target, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
-            elif entry.kind != 2 and entry.kind != 3:
-                os.utime(target, ns=(entry.mtime, entry.mtime))
+            if entry.kind != 2 and (entry.kind != 3 or os.utime in os.supports_follow_symlinks):
+                os.utime(target, ns=(entry.mtime, entry.mtime), follow_symlinks=entry.kind != 3)
         except (OSError, DamageError, OverflowError) as problem:
             refused.append(path)
-            report.note(f"{shown(path)}: not restored: {getattr(problem, 'strerror', None) or problem}", 1)
+            contents.space.report.note(
+                f"{shown(path)}: not restored: {getattr(problem, 'strerror', None) or problem}", 1
+            )
     for target, mode in reversed(directories):
         os.chmod(target, mode)
 
@@ -1417,11 +1293,11 @@ def write_file(contents: Contents, entry: Record, target: bytes) -> None:
 def of_version(contents: Contents, v: int | None) -> bytes | None:
     """The root of the tree that version v had; None if that was nothing yet."""
     state = contents.space.states.get(contents.state.v if v is None else v)
-    if state is not None:
-        return contents.snapshot(state.master).root if any(state.master) else None
-    if v > contents.state.v:
+    if state is None and v > contents.state.v:
         raise StopError(f"there is no version {v}: the newest is {contents.state.v}")
-    return next((one.root for one in contents.history() if one.version <= v), None)
+    if state is not None and any(state.master):
+        return read(SNAPSHOT_FIELDS, contents.object(SNAPSHOT, state.master), "a snapshot").root
+    return None if state else next((one.root for one in contents.history() if one.version <= v), None)
 
 
 def secret_of(args: argparse.Namespace) -> tuple[int, bytes] | None:
@@ -1445,20 +1321,17 @@ def run(args: argparse.Namespace, report: Report) -> None:
     found = [one for one in find_workspaces(args.folder, secret_of(args), report) if args.workspace in (None, one.name)]
     if len(found) != 1:
         names = ", ".join(shown(one.name.encode()) for one in found)
-        raise StopError(
-            f"name one of these with --workspace: {names}" if found else "nothing here opens with this: was it changed?"
-        )
+        several = f"name one of these with --workspace: {names}"
+        raise StopError(several if found else "nothing here opens with this: was it changed?")
     space = found[0]
     state = space.newest(args.unproven)
     fingerprint = f"{state.v}-{state.hash.hex()[:10]}"
     report.note(f"workspace {shown(space.name.encode())}, version {state.v}, fingerprint {fingerprint}")
     contents = Contents(space, state)
-    if args.history:
-        for one in contents.history():
-            who, what = (shown(text.encode()) for text in (space.device_name(state, one.device), one.message))
-            sys.stdout.write(f"{one.version}\t{moment(one.time)}\t{who}\t{what}\n")
-        return
-    root = of_version(contents, args.version)
+    for one in contents.history() if args.history else ():
+        who, what = (shown(text.encode()) for text in (space.device_name(state, one.device), one.message))
+        sys.stdout.write(f"{one.version}\t{moment(one.time)}\t{who}\t{what}\n")
+    root = None if args.history else of_version(contents, args.version)
     for path, entry in contents.tree(root) if args.list and root else ():
         kind, target = "ffdlf"[entry.kind], " -> " + shown(entry.body) if entry.kind == 3 else ""
         sys.stdout.write(f"{kind} {entry.mode:04o} {entry.size:12} {moment(entry.mtime)} {shown(path)}{target}\n")
@@ -1482,7 +1355,7 @@ def main() -> int:
     report = Report()
     try:
         run(parser.parse_args(), report)
-    except (StopError, DamageError, UpgradeError, OSError) as problem:
+    except (StopError, UnreadableError, OSError) as problem:
         report.note(f"reader: {problem}", 1)
     return report.code
 

@@ -31,6 +31,7 @@ EMPTY = base64.b64encode(zlib.compress(b""))
 KEPT = {
     p.stem: json.loads(p.read_text("utf-8")) for p in (Path(__file__).parents[1] / "vectors/workspaces").glob("*.json")
 }
+LINES_MAX = 1370
 LIBRARIES = {"blake3", "cryptography", "mnemonic", "zstandard"}
 ALL = ("a", "b", "c")
 EITHER = (0, 3)  # a push ends at a quorum: with one of its members away the newest version may be unproven
@@ -128,6 +129,12 @@ def test_it_stands_alone() -> None:
         elif isinstance(node, ast.ImportFrom):
             names.add((node.module or "").split(".")[0])
     assert names - set(sys.stdlib_module_names) == LIBRARIES
+
+
+def test_it_is_read_in_one_sitting() -> None:
+    """It gets no longer: what is new in it makes something else in it shorter, and no line longer."""
+    lines = READER.read_text("utf-8").splitlines()
+    assert len(lines) <= LINES_MAX and max(map(len, lines)) <= 120
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
