@@ -340,8 +340,8 @@ def _check_out(
         s, (a.content for a, here in replaced if a is not None and a.kind is not Kind.DIR and same_bytes(a, here))
     )
     checkout = Checkout(s.db, s.tree)
-    # These bytes may be only here. A clone is to be whole.
-    ours = {p for p, e in merged.items() if e is not None and e != plan.theirs.get(p)}
+    # What is not agreed with these bytes at this path may be only here. A clone is to be whole.
+    ours = {p for p, e in merged.items() if e is not None and not same_bytes(e, plan.theirs.get(p))}
     needed = None if s.db.has(UNFINISHED_KEY) else ours
     wanted = checkout.begin(changes, commit, version=target.state.v, needed=needed, origin=plan.maker)
     try:

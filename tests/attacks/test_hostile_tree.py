@@ -164,6 +164,24 @@ def test_an_edit_that_meets_what_has_no_room_stops_the_pull_if_its_copy_has_none
     assert {b"v" * 100_000, b"n" * 50_000} <= {node.data for node in tree_of(victim.directory).values()}
 
 
+@pytest.mark.parametrize("size", [900 << 20, 1 << 60])
+def test_a_mode_of_the_users_does_not_make_room_needed(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The victim has changed the mode of a file that claims more now than there is room for: it waits all the same."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        m.commit(m.tree({b"kept": m.file(b"x", size=size), b"new": m.file(b"sound")}))
+    (victim.directory / "kept").chmod(0o600)
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 500 << 20)
+    assert [u.path for u in victim.pull().unplaced] == [b"kept"]
+    assert (victim.directory / "new").read_bytes() == b"sound"
+    assert (victim.directory / "kept").read_bytes() == b"of the victim"
+    victim.push()
+    listed = {item.path: item.facts for item in victim.ls().entries}
+    assert (listed[b"kept"].size, listed[b"kept"].mode) == (size, 0o600)
+
+
 def deep(levels: int, leaf: Entry) -> dict[bytes, Entry]:
     out = {b"/".join([b"d"] * n): Entry(Kind.DIR, 0o755, 0, 0, b"") for n in range(1, levels + 1)}
     return {**out, b"/".join([b"d"] * levels) + b"/f": leaf}
