@@ -320,3 +320,41 @@ def test_what_was_not_staged_before_is_not_taken(work: Workspace) -> None:
     checkout.stage_whole(b"f", b"123456")
     checkout.apply()
     assert read(work.root)[b"f"].data == b"123456"
+
+
+@pytest.mark.parametrize("path", [b"d/f", b"f"], ids=["in a directory that comes whole", "alone"])
+def test_what_is_delivered_twice_comes_once(work: Workspace, path: bytes) -> None:
+    tree = {b"d": DIR, path: b"123456"}
+    checkout = Checkout(work.db, work.tree)
+    assert checkout.begin([Change(p, entry(spec), None) for p, spec in sorted(tree.items())]) == [path]
+    for _ in range(3):
+        checkout.stage_whole(path, b"123456")
+    applied = checkout.apply()
+    assert (applied.conflicts, applied.unplaced) == ([], [])
+    assert read(work.root)[path].data == b"123456"
+    assert len(read(work.root)) == 2
+
+
+def test_a_tag_that_is_no_conflicts_makes_no_record(work: Workspace) -> None:
+    checkout = Checkout(work.db, work.tree)
+    tagged = entry(b"123456")._replace(tags=((77, b"of another program"),))
+    checkout.begin([Change(b"f", tagged, None)])
+    checkout.stage_whole(b"f", b"123456")
+    checkout.apply()
+    assert work.db.records(CONFLICTS) == []
+    assert load_rows(work.db)[b"f"].entry.tags == tagged.tags
+
+
+def test_what_lies_there_whole_is_no_file_before_all_of_it_is_known_to_be_right(work: Workspace) -> None:
+    """Of a large file that was staged before, two pieces were found right, and the third was not delivered anew."""
+    large = entry(b"123456")._replace(root=b"r" * 32)
+    first = Checkout(work.db, work.tree)
+    first.begin([Change(b"f", large, None)])
+    first.stage_part(b"f", 0, b"1234")
+    first.stage_part(b"f", 4, b"xx")
+    first.pause()
+    checkout = Checkout(work.db, work.tree)
+    checkout.begin([Change(b"f", large, None)])
+    assert checkout.take_left(b"f", {0: 2, 2: 2})
+    with pytest.raises(WorkspaceError, match="was delivered with 4 bytes"):
+        checkout.finish(b"f")
