@@ -26,6 +26,7 @@ from metasync.consensus import (
     decode_state,
     skip_version,
 )
+from metasync.consensus.instance import PAST_IT
 from metasync.consensus.truncation import KEEP as LOGS_KEPT
 from metasync.consensus.truncation import Progress, decode_progress
 from metasync.errors import BackendError, DamagedError, ExcludedError, MetaSyncError, NoQuorumError, UnreachableError
@@ -112,8 +113,8 @@ def waiting(s: Session) -> Iterator[None]:
     s.runtime.on_wait = tell
     try:
         yield
-    except NoQuorumError:
-        if not told:
+    except NoQuorumError as e:
+        if not told and e.next_step != PAST_IT:  # then it is no matter of waiting
             tell(patient=False)
         raise
     finally:

@@ -142,6 +142,17 @@ def test_recover_judges_by_the_version_after_the_newest(how: str) -> None:
         assert p.world.do(p.group(number, 1).get_recent(p.x if number == 2 else p.ws.genesis), {}) == record.first
 
 
+def test_what_was_shown_wrongly_once_is_no_reason_for_a_restart() -> None:
+    """A store answered with garbage, and shows the log as it is when it is asked again."""
+    p = Place()
+    group = p.group(20)
+    end(p, p.x, "garbage", ["a", "b"])
+    assert p.world.do(group.newest_seen(p.x), {}) == p.x
+    for name in "ab":
+        del p.world.stores[name][p.forger.place(p.x, name, 0)]
+    assert p.world.do(answering(group.participant, group.enter, p.x)) == ({"a", "b", "c"}, {})
+
+
 @WAYS
 @pytest.mark.parametrize("forms", [{"a": "block", "b": "block", "c": "block"}, {"a": "log", "b": "block", "c": "log"}])
 def test_so_it_is_in_block_form(how: str, forms: dict[str, Form], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,6 +354,24 @@ def test_lost_backends_and_an_ended_version_at_once(lab: Lab) -> None:
     assert laptop.push().version
 
 
+def test_a_backend_that_only_holds_data_is_not_taken_for_lost(lab: Lab) -> None:
+    """What lies there alone would leave the index, if the restart went on while it does not answer."""
+    laptop = lab.init([*lab.urls("a", "b", "c"), lab.url("d", role="storage")], replicas=1)
+    lab.hurry(proposing=True)
+    for n in range(8):
+        write(laptop.directory, {f"f{n}": b"%d" % n * 5000})
+        laptop.push()
+    spoil(lab, laptop, "garbage", ["a", "b"], FEW)
+    gone = lab.lose("d")
+    laptop = lab.reopen(laptop)
+    with pytest.raises(NoQuorumError, match=r"a backend that is to be kept does not answer as it should \(d: "):
+        laptop.recover([], PASSPHRASE, confirm="docs")
+    gone.rename(lab.store("d"))
+    laptop = lab.reopen(laptop)
+    assert laptop.recover([], PASSPHRASE, confirm="docs").lost_packs == 0
+    assert laptop.check(read_data=True).lost == ()
+
+
 def test_where_nothing_was_ended_nothing_is_restarted(lab: Lab) -> None:
     laptop, phone = devices(lab, "phone")
     with pytest.raises(UsageError, match="the workspace can go on as it is"):
@@ -384,6 +413,7 @@ def test_the_commands(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     write(lab.root / "laptop", {"new": b"new"})
     pushed = lab.cli("push")
     assert pushed.code == 5 and "a: entry 0 of version" in pushed.err and "metasync recover" in pushed.err
+    assert "waiting for" not in pushed.err
     assert "metasync recover" in lab.cli("status").out
     dry = lab.cli("recover", "--revoke", "phone", "--dry-run")
     assert dry.code == 0 and "Would revoke phone" in dry.out and "could not be agreed any more" in dry.out
@@ -430,7 +460,7 @@ def test_two_admins_at_once_make_one_era(lab: Lab, monkeypatch: pytest.MonkeyPat
 # --- killed at every step
 
 
-WRITES = 60  # of a restart with a revocation
+WRITES = 49  # of a restart with a revocation, before its first version
 AS_RULE = (5, 30, 44, 47)  # of them: new keys, objects of the new era, one of three records, tombstones that name it
 
 
