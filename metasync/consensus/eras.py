@@ -151,8 +151,11 @@ def opened_record(m: Participant, data: bytes, number: int, links: Sequence[str]
     """
     epoch = epoch_of(data)
     if epoch in dict(m.keys.epoch_keys):
-        with contextlib.suppress(FormatError):  # the keys that are held may be of a change that was never agreed
+        try:
             return open_record(m.keys, data, number)
+        except FormatError:
+            if epoch <= max((devices.chain.epoch for devices in m.device_sets.values()), default=0):
+                raise  # else the keys that are held may be of a change that was never agreed
     shut = False
     for link in links:
         for ring in (yield from rings_on(link, lambda e: e == epoch)):

@@ -372,6 +372,21 @@ def test_a_backend_that_only_holds_data_is_not_taken_for_lost(lab: Lab) -> None:
     assert laptop.check(read_data=True).lost == ()
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_what_only_looks_like_a_record_excludes_nobody(lab: Lab, epoch: int) -> None:
+    """The clear header of garbage says that it is the record of an era, under keys whose ring is not for a device that
+    joined by the passphrase, or for nobody. The device is told what it is told without it."""
+    laptop, phone = devices(lab, "phone")
+    spoil(lab, laptop, "garbage", ["a", "b"], FEW)
+    for name in "abc":
+        folder = next(p for p in lab.store(name).iterdir() if (p / "keys").is_dir())
+        (folder / "eras").mkdir()
+        (folder / "eras" / "1").write_bytes(bytes([1, 18]) + bytes([0, 0, 0, 1, 0, 0, 0, epoch]) + bytes(1014))
+    write(phone.directory, {"new": b"new"})
+    with pytest.raises(NoQuorumError, match="cannot be agreed any more"):
+        phone.push()
+
+
 def test_where_nothing_was_ended_nothing_is_restarted(lab: Lab) -> None:
     laptop, phone = devices(lab, "phone")
     with pytest.raises(UsageError, match="the workspace can go on as it is"):
