@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
+from agreement_kit import ACCEPTOR, KEYS, RULES, Writer, X
 from forger_kit import NOBODY, Forger
 from paxos_world import Store, Workspace, World, change, make_workspace
 
@@ -15,9 +16,10 @@ from metasync.consensus import State
 from metasync.consensus.acceptors.view import DELTA_S
 from metasync.consensus.instance import Instance
 from metasync.consensus.proposer import look_around
+from metasync.consensus.records import log_replay
 from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Kind, Round
-from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.runtime.effects import Op, Reply
 
@@ -197,3 +199,103 @@ def test_a_taken_slot_is_not_taken_in_without_the_birth_beside_it() -> None:
     outcome = logs.world.do(a.append(Kind.PREPARE, Round(2, member.incarnation), None, NEVER))
     assert outcome.kind == "failed"
     assert (a.log.next_idx, a.memory.last) == (0, None)
+
+
+def test_votes_of_a_poisoned_log_are_none() -> None:
+    """Rule 1.4: they are evidence, and no more: its backend shows what no device wrote."""
+    logs = Logs()
+    logs.prepare("ab", 1)
+    logs.accept("ab", 1, logs.x)
+    assert logs.read().decided() == logs.x
+    logs.poison("a", 2)
+    instance = logs.read()
+    assert instance.decided(births=False) is None
+    assert instance.evidence() == logs.x
+
+
+def test_a_contrary_decided_closes_nothing() -> None:
+    """Rule 8.1: the log has accepted another value, and goes on. The device is named."""
+    logs = Logs()
+    y = logs.proposer.lie(logs.base, b"y...")
+    logs.prepare("a", 1)
+    logs.accept("a", 1, logs.x)
+    logs.close("a", y)
+    logs.prepare("a", 2)
+    logs.accept("a", 2, y)
+    log = logs.read().acceptors[logs.ws.acceptor_of("a")].log
+    assert (log.closed, [*log.votes.values()]) == (None, [logs.x, y])
+    assert log.contrary == {logs.ws.identities[0].device_id}
+
+
+def test_a_closed_log_promises_what_it_can_still_promise() -> None:
+    """Rule 4.2: a is closed, c has promised a higher round than a's, b is away: a and c go on with a's value."""
+    logs = Logs()
+    logs.prepare("ac", 1)
+    logs.accept("a", 1, logs.x)
+    logs.close("a", logs.x)
+    Forger(logs.world, logs.ws, 2).tell(logs.base, "c", Kind.PREPARE, Round(2, b"r" * 16))
+    logs.world.down = {"b"}
+    decided = logs.world.do(logs.ws.group(b"p" * 16, 1).propose(logs.base, lambda: change(b"z" * 16)), {})
+    assert (decided.state, decided.mine) == (logs.x, False)
+
+
+@pytest.mark.parametrize(("voted", "away", "may"), [
+    ("", "", False), ("a", "", False), ("a", "c", True), ("ab", "c", True), ("ab", "", True), ("", "bc", False),
+])  # fmt: skip
+def test_what_may_be_decided(voted: str, away: str, may: bool) -> None:
+    """Rule 1.8: a version far ahead is believed if its own logs bear it out, as far as they can be read."""
+    logs = Logs()
+    logs.prepare("abc", 1)
+    logs.accept(voted, 1, logs.x)
+    logs.world.down = {*away}
+    assert logs.read().may_decide(logs.x) is may
+
+
+def test_what_another_value_was_decided_over_may_not_be_decided() -> None:
+    """Rule 8.2: x stands in the lower round; y has as many votes in a higher one."""
+    logs = Logs()
+    y = logs.proposer.lie(logs.base, b"y...")
+    for n, value in ((1, logs.x), (2, y)):
+        logs.prepare("ab", n)
+        logs.accept("ab", n, value)
+    assert logs.read().may_decide(logs.x)
+    assert not logs.read().may_decide(y)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_two_values_in_one_round_the_one_that_may_have_a_quorum_is_evidence(swapped: bool) -> None:
+    """Rule 8.2: two of five voted for x and one for y; d has promised a higher round, and votes for neither."""
+    logs = Logs("abcde")
+    x, y = logs.x, logs.proposer.lie(logs.base, b"y...")
+    if swapped:
+        x, y = y, x
+    logs.prepare("abcde", 1)
+    logs.accept("ab", 1, x)
+    logs.accept("c", 1, y)
+    logs.prepare("d", 2)
+    assert logs.read().evidence() == x
+
+
+# ---- one log alone
+
+
+def test_after_poison_nothing_more_is_taken_from_a_log() -> None:
+    log = Log(KEYS, RULES, ACCEPTOR)
+    first, second = Writer().prepare(1).accept(1, X).entries
+    assert log.feed(first) is not None
+    assert log.feed(b"rubbish".ljust(512)) is None
+    assert log.feed(second) is None
+    assert (log.next_idx, log.votes, log.usable) == (2, {}, False)
+
+
+@pytest.mark.parametrize("bound", ["LOG_ENTRIES_MAX", "LOG_BYTES_MAX"])
+def test_a_log_longer_than_any_is_poison(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    """What is within the bound stays evidence."""
+    writer = Writer().prepare(1).accept(1, X).prepare(2)
+    two = {"LOG_ENTRIES_MAX": 2, "LOG_BYTES_MAX": sum(map(len, writer.entries[:2]))}
+    monkeypatch.setattr(log_replay, bound, two[bound])
+    log = Log(KEYS, RULES, ACCEPTOR)
+    fed = [log.feed(data) is not None for data in writer.entries]
+    assert fed == [True, True, False]
+    assert "more than" in log.poison
+    assert [*log.votes.values()] == [X]

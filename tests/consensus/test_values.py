@@ -28,6 +28,7 @@ from agreement_kit import (
 
 from metasync.config import CHANGED_TAG, Config
 from metasync.consensus.objects import seal_object
+from metasync.consensus.records import log_replay
 from metasync.consensus.records.log_replay import ValueRules, fault_named
 from metasync.consensus.records.state import State
 from metasync.errors import UpgradeError
@@ -216,3 +217,15 @@ def test_a_state_from_far_is_held_to_its_own_policy() -> None:
     for changes in ({"epoch": 2}, {"keyring": drawn("x")}, {"min_fmt": 2}):
         assert fault_named(state(**changes), CONFIG, DEVICES)
     assert fault_named(BASE, replace(CONFIG, chains=(("compress", "integrity"),)), DEVICES)
+
+
+def test_a_withdrawn_admin_key_names_no_other_devices() -> None:
+    """The chain of admin keys goes on from its newest: what an older one signs, or goes on with, is void."""
+    now, third = rotated(), drawn("third admin")
+    branch = CHAIN.extended(ADMIN, sign_public(third))
+    for chain, admin in ((CHAIN, ADMIN), (branch, third)):
+        policy = POLICY.signed(admin, version=V, chain=chain)
+        certificates = tuple(recertified(c, admin) for c in DEVICES.certificates)
+        old = replace(DEVICES, policy_data=policy.encode(), certificates=certificates)
+        assert log_replay._fault_of_devices(now, old, value()) == "a device set of other admin keys"
+    assert log_replay._fault_of_devices(now, now, value()) == ""
