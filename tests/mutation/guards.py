@@ -4,6 +4,7 @@ A *guard* is
 
 - a condition of `if`, `while`, `a if b else c` or a comprehension, or each operand where it is made of several;
 - a comparison, a `not`, or an operand of an `and` or `or` of such, that is returned, assigned or given as an argument;
+- what `all`, `any` or `sum` counts, where that is a comparison, a `not`, or made by `and` or `or`;
 - a call by itself whose name says that it checks or makes durable (`CHECKS`).
 
 Its fault is that it decides nothing any more: an operand of `and` and a comprehension's condition are true, every other
@@ -31,6 +32,8 @@ from typing import Any, Final
 
 HOOK: Final = "__guard_met__"
 CHECKS: Final = re.compile(r"_*(check|verify|require|refuse|guard|sync|syncfs|fsync|expect|judge)(_|$)")
+COUNTS: Final = ("all", "any", "sum")
+CONDITIONS: Final = (ast.BoolOp, ast.Compare, ast.UnaryOp)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,10 @@ class Wrapping(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if not (isinstance(node.func, ast.Name) and node.func.id == HOOK):
             node.args = [self._wrapped(arg, False) if _is_boolean(arg) else arg for arg in node.args]
+            counts = isinstance(node.func, ast.Name) and node.func.id in COUNTS
+            for arg in node.args:
+                if counts and isinstance(arg, ast.GeneratorExp) and isinstance(arg.elt, CONDITIONS):
+                    arg.elt = self._wrapped(arg.elt, False)
         return self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
