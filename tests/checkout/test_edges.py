@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checkout_kit import agreed, needs_proc
+from checkout_kit import LATER_NS, agreed, needs_proc
 from workdir import DIR, MTIME_NS, File, Link, QuietDisk, Workspace, digest, entry, files_under, read
 
 from metasync.checkout import checkout as checkout_module
+from metasync.checkout.apply import touch
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.trash import QUIET_NS, settle
 from metasync.errors import WorkspaceError
@@ -358,3 +360,68 @@ def test_what_lies_there_whole_is_no_file_before_all_of_it_is_known_to_be_right(
     assert checkout.take_left(b"f", {0: 2, 2: 2})
     with pytest.raises(WorkspaceError, match="was delivered with 4 bytes"):
         checkout.finish(b"f")
+
+
+# ---- what an ended run has half touched
+
+
+def half_done(at: Path) -> None:
+    at.chmod(0o600)
+
+
+def nothing_done(at: Path) -> None:
+    pass
+
+
+def all_done(at: Path) -> None:
+    at.chmod(0o600)
+    os.utime(at, ns=(LATER_NS, LATER_NS))
+
+
+def other_file(at: Path) -> None:
+    at.with_name("x").write_bytes(b"old")
+    at.with_name("x").rename(at)
+    os.utime(at, ns=(MTIME_NS, MTIME_NS))
+
+
+def other_time(at: Path) -> None:
+    os.utime(at, ns=(MTIME_NS + 7, MTIME_NS + 7))
+
+
+def other_mode(at: Path) -> None:
+    at.chmod(0o640)
+
+
+def other_bytes(at: Path) -> None:
+    at.write_bytes(b"old and new")
+    os.utime(at, ns=(MTIME_NS, MTIME_NS))
+
+
+@pytest.mark.parametrize(
+    ("since", "touched"),
+    [
+        (nothing_done, True),
+        (half_done, True),
+        (all_done, True),
+        (other_file, False),
+        (other_time, False),
+        (other_mode, False),
+        (other_bytes, False),
+    ],
+)
+def test_a_file_is_touched_again_only_if_it_is_what_an_ended_run_made_of_it(
+    work: Workspace, since: Callable[[Path], None], touched: bool
+) -> None:
+    agreed(work, {b"f": b"old"})
+    row = load_rows(work.db)[b"f"]
+    change = Change(b"f", row.entry._replace(mode=0o600, mtime_ns=LATER_NS), row)
+    since(work.at(b"f"))
+    before = work.at(b"f").stat()
+    assert touch(work.tree, change, again=True) is touched
+    after = work.at(b"f").stat()
+    if touched:
+        assert (stat.S_IMODE(after.st_mode), after.st_mtime_ns) == (0o600, LATER_NS)
+    else:
+        assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    if since is not nothing_done:  # in a first run it is the user's
+        assert not touch(work.tree, change, again=False)
