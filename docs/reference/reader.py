@@ -493,6 +493,7 @@ def read_era(content: bytes) -> Record:
     """An era record (9.1)."""
     c = Cursor(content, "an era record")
     record = c.fields(ERA)
+    record.digest = sha256(content[: c.at])  # of what is signed: any device can seal that again
     c.signature(record.chain[-1], "era 1")
     first, ended = record.first, record.ended = read_state(record.first), read_state(record.ended)
     good = (first.era, first.prev, first.writer) == (ended.era + 1, ended.hash, bytes(16))
@@ -937,7 +938,7 @@ class Workspace:
                     other = at and at.era == era.ended.era and at.hash != era.ended.hash
                     if era.number != state.era + 1 or era.chain[: len(known)] != known or other:
                         raise DamageError(f"{path} does not go on from what is known")
-                    found[sha256(record)] = era
+                    found[era.digest] = era
             except (OSError, UnreadableError) as problem:
                 self.report.note(f"passed over: {problem}", 3)
         if len(found) > 1:

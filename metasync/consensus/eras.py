@@ -26,6 +26,7 @@ from metasync.errors import (
     ForkError,
     FormatError,
     NoQuorumError,
+    NotFoundError,
     PassphraseError,
     UpgradeError,
 )
@@ -35,7 +36,7 @@ from metasync.keys.keyring import WorkspaceKeys, open_ring
 from metasync.runtime.effects import Gather, Op, Reply, Task
 
 LOOK_S: Final = 5.0  # for records on backends that do not answer
-ERAS_READ_MAX: Final = 8  # of those that a backend lists: what is no record of ours costs no more than that
+ERAS_READ_MAX: Final = 32  # the lowest that backends list: anybody may put up what is no record, and eras are few
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 RINGS_MAX: Final = 64  # of one epoch, on one backend: one is in force, the others were left by changes that lost
 
@@ -53,7 +54,9 @@ def over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], kno
         retired = any(stone.era > known.era for stone in m.tombstones.values())
         if error is None and not retired:
             return state
-        record = yield from find_record(m, known.era + 1, m.links.values())
+        record = yield from find_record(m, known.era + 1, m.links.values(), known)
+        if record is not None and error is None and is_withdrawn(m, known, record):
+            return state  # its admin has no say any more, and a quorum goes on
         if record is not None:
             known = yield from follow(m, enter, known, record)
         elif error is None:
@@ -67,32 +70,37 @@ def over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], kno
             raise error
 
 
-def find_record(m: Participant, number: int, links: Iterable[str]) -> Task:
+def find_record(m: Participant, number: int, links: Iterable[str], known: State | None = None) -> Task:
     """-> the EraRecord of an era on these backends, signed by the admin, or None. Takes over the keys that open it.
 
-    `ForkError` when there are two.
+    Whatever else lies in its place is none, and one record may be sealed in several ways. One of an admin whom the
+    device set of `known` has no more counts only where there is no other. `ForkError` when there are two.
+    `ExcludedError`, `UpgradeError` where there is none that can be read, and one that may be.
     """
     asked = {link: _shown(link, number) for link in dict.fromkeys(links)}
     got: Mapping[str, bytes | None] = yield Gather(asked, deadline_s=LOOK_S)
     found: dict[bytes, EraRecord] = {}
     holders: dict[bytes, list[str]] = {}
-    newer: UpgradeError | None = None
+    unread: ExcludedError | UpgradeError | None = None
     for link, data in sorted(got.items()):
         if data is None:
             continue
         try:
             record = yield from opened_record(m, data, number, [link, *(x for x in asked if x != link)])
-        except UpgradeError as e:
-            newer = e
+        except (ExcludedError, UpgradeError) as e:
+            unread = e
         except FormatError:
             continue  # anybody who may write there can have put it
         else:
             found[record.digest] = record
             holders.setdefault(record.digest, []).append(link)
+    if known is not None:
+        found = {d: record for d, record in found.items() if not is_withdrawn(m, known, record)} or found
+        holders = {digest: holders[digest] for digest in found}
     if len(found) > 1:
         raise two_records(number, holders.values())
-    if not found and newer is not None:
-        raise newer
+    if not found and unread is not None:
+        raise unread
     record = next(iter(found.values()), None)
     if record is not None:
         other = [s for s in m.tombstones.values() if s.era == number and s.digest not in (ZERO_HASH, record.digest)]
@@ -109,7 +117,8 @@ def newest_record(keys: WorkspaceKeys, backends: Iterable[str]) -> Task:
     listed: Mapping[str, Reply] = yield Gather({b: _listed(b) for b in sorted(backends)})
     shown = {b: [int(i.name) for i in reply.value if _NUMBER.fullmatch(i.name)]
              for b, reply in listed.items() if reply.error is None}  # fmt: skip
-    for number in sorted({n for numbers in shown.values() for n in numbers}, reverse=True)[:ERAS_READ_MAX]:
+    numbers = sorted({n for numbers in shown.values() for n in numbers})[:ERAS_READ_MAX]
+    for number in reversed(numbers):
         got: Mapping[str, bytes | None] = yield Gather({b: _shown(b, number) for b in shown if number in shown[b]})
         found: dict[bytes, EraRecord] = {}
         for data in got.values():
@@ -150,9 +159,10 @@ def opened_record(m: Participant, data: bytes, number: int, links: Sequence[str]
     `FormatError`, `UpgradeError`; `ExcludedError`: its keys are not for us.
     """
     epoch = epoch_of(data)
+    admins = {key for devices in m.device_sets.values() for key in devices.chain.keys}
     if epoch in dict(m.keys.epoch_keys):
         try:
-            return open_record(m.keys, data, number)
+            return open_record(m.keys, data, number, admins)
         except FormatError:
             if epoch <= max((devices.chain.epoch for devices in m.device_sets.values()), default=0):
                 raise  # else the keys that are held may be of a change that was never agreed
@@ -161,7 +171,7 @@ def opened_record(m: Participant, data: bytes, number: int, links: Sequence[str]
         for ring in (yield from rings_on(link, lambda e: e == epoch)):
             try:
                 keys: WorkspaceKeys = open_ring(ring, m.identity.seal_private, m.keys.ns_id)
-                record = open_record(keys, data, number)
+                record = open_record(keys, data, number, admins)
             except PassphraseError:
                 shut = True
             except FormatError:
@@ -179,6 +189,27 @@ def opened_record(m: Participant, data: bytes, number: int, links: Sequence[str]
     raise FormatError("era record: of an epoch whose keyring cannot be had")
 
 
+def at_place(m: Participant, data: bytes, number: int, links: Sequence[str]) -> Task:
+    """-> the EraRecord in the bytes found at its place; None for what is certainly none.
+
+    `ExcludedError`, `UpgradeError` where it may be one that this device cannot read; `BackendError` where a backend
+    does not tell which keyrings it has.
+    """
+    with contextlib.suppress(FormatError):
+        return (yield from opened_record(m, data, number, links))
+    for link in links:  # anybody who may write there can have put it, unless there are keys that were not read
+        listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
+        if listed.error is not None and not isinstance(listed.error, NotFoundError):
+            raise listed.error
+    return None
+
+
+def is_withdrawn(m: Participant, known: State, record: EraRecord) -> bool:
+    """Whether an admin key signed a record that is none of today's, as the device set of a known state has them."""
+    devices = m.device_sets.get(known.devices)
+    return devices is not None and record.chain.keys[: len(devices.chain.keys)] != devices.chain.keys
+
+
 def follow(m: Participant, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
     """Passes to the era of a record. -> its first state. `ForkError` when it does not go on from what is `known`.
 
@@ -186,8 +217,7 @@ def follow(m: Participant, enter: Callable[[State], Task], known: State, record:
     """
     if record.number <= known.era:
         raise ForkError(f"a record of era {record.number}, and this device is in era {known.era}")
-    chain = m.device_sets[known.devices].chain if known.devices in m.device_sets else None
-    if chain is not None and record.chain.keys[: len(chain.keys)] != chain.keys:
+    if is_withdrawn(m, known, record):
         raise ForkError(
             f"the workspace was restarted as era {record.number} with an admin key that is not today's",
             next_step="It was withdrawn by a change of keys: ask who did this. Nothing was changed here.",

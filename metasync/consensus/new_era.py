@@ -11,7 +11,7 @@ knows itself; the highest value they accepted after it is carried as *content* o
              that read it before may decide a value in the old era, and then merges it as a change of its own
     furnish  new acceptors, under new ids, with all that the first state names; nothing refers to them yet
     claim    the record, created at one backend after the other in the order of their ids: whoever finds another one
-             there follows that. From the first one on the era stands
+             there follows that. From the first one on the era stands. What is no record is overwritten then
     tell     the tombstones, now with the record's digest
 
 A crash before the claim leaves acceptors that nothing names, and tombstones that the next run reads past; one after it,
@@ -54,7 +54,7 @@ from metasync.consensus.records.era import (
     seal_record,
 )
 from metasync.consensus.records.state import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
-from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError
+from metasync.errors import BackendError, DamagedError, NoQuorumError
 from metasync.keys.derive import RecordKind
 from metasync.keys.policy import AdminChain
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task, patience_s
@@ -109,11 +109,11 @@ def end_era(m: Participant, enter: Enter, known: State, lost: Collection[bytes])
             newest = yield from learner.newest_seen(m, enter, known, READ_S)
         instance: Instance = yield from enter(newest)
         left = _left(m, instance.config, lost)
-        record: EraRecord | None = yield from eras.find_record(m, number, m.links.values())
-        if record is not None:
+        record: EraRecord | None = yield from eras.find_record(m, number, m.links.values(), known)
+        if record is not None and not eras.is_withdrawn(m, known, record):
             ids = {b.backend_id for b, _ in record.config.acceptors}
             order = [left[a.acceptor_id] for b, a in instance.config.acceptors if b.backend_id in ids]
-            record = yield from claim(m, record, order)
+            record = yield from claim(m, record, order, newest)
             yield from retire(m, number, instance.config, left, record.digest)
             return record
         yield from retire(m, number, instance.config, left)
@@ -222,7 +222,7 @@ def begin(
     record = EraRecord(ended, first, content.carried, content.config, content.without, content.at_ns, chain)
     data = seal_record(m.keys, record, admin_private, (yield Random(32)))
     order = [content.links[a.acceptor_id] for _, a in content.config.acceptors]
-    record = yield from claim(m, open_record(m.keys, data, first.era), order)
+    record = yield from claim(m, open_record(m.keys, data, first.era), order, ended)
     kept = {b.backend_id for b, _ in content.config.acceptors}
     lost = {b.backend_id for b in instance.config.backends} - kept
     yield from retire(m, record.number, instance.config, _left(m, instance.config, lost), record.digest)
@@ -327,31 +327,44 @@ def _furnish(
         state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
 
 
-def claim(m: Participant, record: EraRecord, links: Sequence[str]) -> Task:
+def claim(m: Participant, record: EraRecord, links: Sequence[str], known: State | None = None) -> Task:
     """Creates the record on these backends, one after the other. -> the EraRecord that stands.
 
     Where another one is found on the first of them, that one is spread. `ForkError` when there are two by then;
-    `ExcludedError` when that one's keys are not for this device.
+    `ExcludedError` when that one's keys are not for this device. What is no record, or none of an admin whom the device
+    set of `known` still has, is overwritten in the end: the first place that is free, or has a record, decides.
     """
     path = era_path(record.number)
     standing = False
+    taken = []
+
+    def stands(link: str) -> Task:
+        if (yield from _certain(Op(link, "stat", path, timeout_s=OP_TIMEOUT_S))) > RECORD_BYTES_MAX:
+            return None
+        data = yield from _certain(Op(link, "get", path, max_bytes=RECORD_BYTES_MAX, timeout_s=OP_TIMEOUT_S))
+        found: EraRecord | None = yield from eras.at_place(m, data, record.number, links)
+        if found is None:
+            return None
+        return None if known is not None and eras.is_withdrawn(m, known, found) else found
+
     for link in links:
         made = yield from _certain(Op(link, "create", path, record.data, timeout_s=patience_s(len(record.data))))
-        data = yield from _certain(Op(link, "get", path, max_bytes=RECORD_BYTES_MAX, timeout_s=OP_TIMEOUT_S))
-        if data == record.data:
+        found = yield from stands(link)
+        if found is None:
+            taken.append(link)
+        elif found.digest != record.digest:
+            if standing or made:
+                raise eras.two_records(record.number, [[link], [x for x in links if x != link]])
+            record, standing = found, True
+        else:
             standing = True
-            continue
-        try:
-            other = yield from eras.opened_record(m, data, record.number, links)  # maybe of keys made at the same time
-        except FormatError as e:
-            raise BackendError(
-                f"{link}: {path} is taken by something that is no record ({e.message})",
-                next_step="Run again without this backend.",
-                retryable=False,
-            ) from e
-        if standing or made:
+    for link in taken:
+        yield from _certain(Op(link, "put", path, record.data, timeout_s=patience_s(len(record.data))))
+        found = yield from stands(link)
+        if found is None:
+            raise BackendError(f"{link}: {path} does not hold what was written there", next_step="Run again.")
+        if found.digest != record.digest:
             raise eras.two_records(record.number, [[link], [x for x in links if x != link]])
-        record, standing = other, True
     return record
 
 

@@ -26,7 +26,7 @@ from metasync.consensus import (
     State,
     birth_path,
 )
-from metasync.consensus.eras import find_record
+from metasync.consensus.eras import find_record, is_withdrawn
 from metasync.consensus.new_era import Content, Held, answering, begin, end_era, spread_record
 from metasync.consensus.new_era import held as look
 from metasync.errors import (
@@ -124,7 +124,9 @@ def recover(
             s.runtime.run(spread_record(m, s.group.enter, begun))
     with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
         agreement.remember(s, known)
-    record: EraRecord | None = s.runtime.run(find_record(m, known.era + 1, list(m.links.values())))
+    record: EraRecord | None = s.runtime.run(find_record(m, known.era + 1, list(m.links.values()), known))
+    if record is not None and is_withdrawn(m, known, record):
+        record = None
     if begun is not None:
         without = [name for name in without if name not in begun.without]
     lost = _lost(s.config, without)

@@ -84,7 +84,7 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.era import EraRecord, Tombstone, encode_tombstone, seal_record
 from metasync.consensus.records.state import STATE_BYTES, Change, Ref, skip_version, successor
 from metasync.keys import keyring
-from metasync.keys.derive import Header, Recipient, RecordKind, seal_to, sealing_key, sha256, sign, sign_public
+from metasync.keys.derive import Header, Recipient, RecordKind, seal, seal_to, sealing_key, sha256, sign, sign_public
 from metasync.keys.device_set import (
     DeviceSet,
     Invitation,
@@ -1143,13 +1143,30 @@ def eras() -> Cases:
         states = {"ended": r.ended.hash, "first": r.first.hash, "carried": r.carried.hash if r.carried else None}
         return {"number": r.number, "at_ns": r.at_ns, "without": r.without, **states}
 
-    def one(about: str, r: EraRecord, expect: str = OK, *, key: bytes = ADMIN, number: int = 1) -> Case:
-        data = seal_record(KEYS, r, key, drawn("era"))
-        more = {"value": told(r)} if expect == OK else {}
-        return case("era", about, data, expect, number=number, **more)
+    def one(
+        about: str, r: EraRecord, expect: str = OK, *, key: bytes = ADMIN, number: int = 1, random: str = "era"
+    ) -> Case:
+        data = seal_record(KEYS, r, key, drawn(random))
+        opened = {"digest": sha256(body_of(data)[:-64]), "value": told(r)} if expect == OK else {}
+        return case("era", about, data, expect, number=number, **opened)
+
+    def body_of(data: bytes) -> bytes:
+        return KEYS.opened(data, RecordKind.ERA, "", binding=NS_ID, bytes_max=len(data))[1]
+
+    def again(about: str, body: bytes, expect: str, **more: Any) -> Case:
+        header = Header(RecordKind.ERA, 1, 1, drawn("era"))
+        return case("era", about, seal(KEYS.log_key(1), header, body, binding=NS_ID), expect, number=1, **more)
 
     r = an_era()
     yield "era", one("two backends were lost; version 2 begins it", r)
+    yield "era-again", one("the same, sealed again: it is the same record", r, random="again")
+    newer = cut(body_of(seal_record(KEYS, r, ADMIN, drawn("era"))), 0, b"\2")
+    yield "era-bad-newer", again("a body of format 2 that no admin signed", newer, FORMAT)
+    newer = newer[:-64] + sign(ADMIN, "era 1", newer[:-64])
+    yield "era-newer", again("the same, signed by an admin who is known", newer, UPGRADE, admin=sign_public(ADMIN))
+    newer_state = seal_record(KEYS, replace(r, first=replace(r.first, min_fmt=2)), drawn("forger"), drawn("era"))
+    about = "a first state for newer programs, signed by somebody else"
+    yield "era-bad-newer-state", case("era", about, newer_state, FORMAT, number=1)
     content = {"master": X.master, "op_id": X.op_id}
     yield (
         "era-carried",

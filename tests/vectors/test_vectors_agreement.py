@@ -124,7 +124,8 @@ def read_code(data: bytes, c: dict[str, Any]) -> Any:
 
 
 def opened_era(data: bytes, c: dict[str, Any]) -> Any:
-    r = open_record(KEYS, data, c["number"])
+    r = open_record(KEYS, data, c["number"], [the(c, "admin")] if "admin" in c else ())
+    assert r.digest == the(c, "digest")
     states = {"ended": r.ended.hash, "first": r.first.hash, "carried": r.carried.hash if r.carried else None}
     return {"number": r.number, "at_ns": r.at_ns, "without": r.without, **states}
 

@@ -1,8 +1,8 @@
 """The record of a new era, and the tombstone in place of a retired acceptor's birth (consensus.md, rule 5.1).
 
 A record is sealed under the log key of its epoch and signed by the admin key of that epoch, whose chain it carries back
-to `ns_id`. It is identified by its era's number and by the SHA-256 of its sealed bytes, and lies at `eras/<number>` in
-the workspace's folder, created and never overwritten: a backend shows one record for an era.
+to `ns_id`. It lies at `eras/<number>` in the workspace's folder on each backend. What the admin key signed identifies
+it: any device can seal that again, and two seals are one record. What does not open, or is not signed, is no record.
 
 A tombstone stands in the clear, as a birth does. It keeps the birth nonce, so that only who could read the birth can
 have made it, and says which era to look for; its digest is zero until the record is known.
@@ -10,6 +10,7 @@ have made it, and says which era to look for; its digest is zero until the recor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, St
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,
+    SIGNATURE_BYTES,
     Header,
     RecordKind,
     read_header,
@@ -83,8 +85,8 @@ class EraRecord:
     without: tuple[str, ...]
     at_ns: int
     chain: AdminChain
-    digest: bytes = ZERO_HASH
-    data: bytes = b""
+    digest: bytes = ZERO_HASH  # SHA-256 of what was signed
+    data: bytes = b""  # as it was read, sealed
     tags: Tags = ()
 
     @property
@@ -119,26 +121,47 @@ def epoch_of(data: bytes) -> int:
     return read_header(data).epoch
 
 
-def open_record(keys: WorkspaceKeys, data: bytes, number: int) -> EraRecord:
-    """The record of an era, verified back to `keys.ns_id`. `FormatError` otherwise, `UpgradeError` when newer."""
+def open_record(keys: WorkspaceKeys, data: bytes, number: int, admins: Iterable[bytes] = ()) -> EraRecord:
+    """The record of an era, verified back to `keys.ns_id`. `FormatError` otherwise.
+
+    `UpgradeError` for what the admin signed and a newer program wrote; `admins`: the admin keys that are known, for a
+    record in which a newer format hides the chain.
+    """
     header, body = keys.opened(data, RecordKind.ERA, "an era record", binding=keys.ns_id, bytes_max=RECORD_BYTES_MAX)
     r = Reader(body, "era record")
-    check_format(r.u8(), "an era record")
+    if r.u8() != FORMAT:
+        signed, signature = body[:-SIGNATURE_BYTES], body[-SIGNATURE_BYTES:]
+        if any(verify(admin, _SIGNED, signed, signature) for admin in admins):
+            check_format(body[0], "an era record")
+        raise FormatError("era record: of a newer format, and no admin signed it")
     shown, at_ns = r.u32(), r.i64()
-    ended, first = decode_state(r.take(STATE_BYTES)), decode_state(r.take(STATE_BYTES))
+    ended, first = r.take(STATE_BYTES), r.take(STATE_BYTES)
     has_carried = r.u8()
     if has_carried > 1:
         raise r.fail("neither with nor without a carried value")
-    carried = decode_state(r.take(STATE_BYTES)) if has_carried else None
+    carried = r.take(STATE_BYTES) if has_carried else None
     without = tuple(r.text16(NAME_BYTES_MAX) for _ in range(r.count(r.u8(), 2)))
-    config = decode_config(r.bytes32(CONFIG_BYTES_MAX))
+    config = r.bytes32(CONFIG_BYTES_MAX)
     chain, tags = decode_chain(r), r.tags()
     signed, signature = signed_part(r)
+    # Before anything is called newer: any device could have sealed it.
     if chain.ns_id != keys.ns_id or not verify(chain.admin, _SIGNED, signed, signature):
         raise FormatError("era record: the admin's signature is wrong")
-    if (shown, header.era, header.epoch, chain.epoch) != (number, number, first.epoch, first.epoch):
+    record = EraRecord(
+        decode_state(ended),
+        decode_state(first),
+        None if carried is None else decode_state(carried),
+        decode_config(config),
+        without,
+        at_ns,
+        chain,
+        sha256(signed),
+        data,
+        tags,
+    )
+    epoch = record.first.epoch
+    if (shown, header.era, header.epoch, chain.epoch) != (number, number, epoch, epoch):
         raise FormatError("era record: of another era or epoch")
-    record = EraRecord(ended, first, carried, config, without, at_ns, chain, sha256(data), data, tags)
     _check(record, keys.ns_id)
     return record
 
