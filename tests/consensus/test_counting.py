@@ -299,3 +299,129 @@ def test_a_log_longer_than_any_is_poison(monkeypatch: pytest.MonkeyPatch, bound:
     assert fed == [True, True, False]
     assert "more than" in log.poison
     assert [*log.votes.values()] == [X]
+
+
+# ---- what a promise and a look take
+
+
+class Promised:
+    """A proposer's round that a and b have promised, by its own PREPARE."""
+
+    def __init__(self) -> None:
+        self.logs = Logs()
+        world, ws = self.logs.world, self.logs.ws
+        group = ws.group(b"p" * 16, 1)
+        self.member = group.participant
+        self.instance: Instance = world.do(group.enter(self.logs.base))
+        self.instance.begin()
+        self.round = Round(3, self.member.incarnation)
+        self.views = [self.instance.acceptors[ws.acceptor_of(name)] for name in "ab"]
+        for view in self.views:
+            world.do(view.append(Kind.PREPARE, self.round, None, NEVER))
+
+    @property
+    def count(self) -> int:
+        return self.instance.promises(self.round)
+
+
+def test_a_promise_counts_while_nothing_higher_was_promised() -> None:
+    p = Promised()
+    assert p.count == 2
+    p.logs.prepare("a", 4)
+    p.logs.world.do(p.views[0].look())
+    assert p.count == 1
+
+
+def test_a_promise_counts_only_with_the_birth_that_was_read_beside_it() -> None:
+    """Rule 1.9: a root that was wiped has forgotten what it accepted."""
+    p = Promised()
+    p.views[0].begin()
+    assert p.count == 1
+    again = Instance(p.member, p.logs.ws.config, p.logs.ws.devices, p.logs.base)
+    p.logs.world.do(look_around(p.member, again, 5.0, everybody=True))
+    assert again.promises(p.round) == 0  # read, and by nobody's own PREPARE
+
+
+def test_a_promise_of_long_ago_is_none() -> None:
+    """Rule 4.3."""
+    p = Promised()
+    p.member.now += DELTA_S + 1
+    assert p.count == 0
+
+
+def test_a_promise_of_a_poisoned_log_is_none() -> None:
+    p = Promised()
+    p.logs.poison("a", 1)
+    p.logs.world.do(p.views[0].look())
+    assert not p.views[0].log.usable
+    assert p.count == 1
+
+
+@pytest.mark.parametrize(("promised", "count"), [(2, 2), (5, 1)])
+def test_a_closed_log_promises_no_round_below_what_it_promised(promised: int, count: int) -> None:
+    """What it accepted there, nobody can propose below."""
+    p = Promised()
+    del p.logs.world.stores["a"][p.logs.proposer.place(p.logs.base, "a", 0)]
+    p.logs.prepare("a", promised)
+    p.logs.accept("a", promised, p.logs.x)
+    p.logs.close("a", p.logs.x)
+    p.views[0].log = p.views[0]._empty()
+    p.logs.world.do(p.views[0].look())
+    assert (p.views[0].log.shut, p.count) == (True, count)
+
+
+def test_a_version_is_quiet_when_a_quorum_was_read_to_its_end_and_shows_no_vote() -> None:
+    logs = Logs()
+    logs.prepare("abc", 1)
+    assert logs.read().quiet()
+    logs.world.down = {"a"}
+    assert logs.read().quiet()
+    logs.world.down = {"a", "b"}
+    assert not logs.read().quiet()
+    logs.world.down = set()
+    for name in "ab":  # of two it is not known whether they are what they were
+        without_birth(logs, name)
+    assert not logs.read().quiet()
+    logs.world.liars.clear()
+    logs.accept("a", 1, logs.x)
+    assert logs.read().quiet()  # b and c hold nothing: when the look began, nothing was decided
+    logs.accept("b", 1, logs.x)
+    assert not logs.read().quiet()
+
+
+def test_who_was_read_with_the_right_birth_counts_as_read() -> None:
+    logs = Logs()
+    logs.prepare("abc", 1)
+    assert logs.read().read() == 3
+    without_birth(logs, "a")
+    assert logs.read().read() == 2
+    logs.poison("b", 1)
+    assert logs.read().read() == 1
+
+
+def test_a_log_that_was_not_read_to_its_end_says_nothing_of_what_it_lacks() -> None:
+    """Its first entry was read, and the next one not: a vote may stand there."""
+    logs = Logs()
+    logs.prepare("abc", 1)
+    logs.accept("abc", 1, logs.x)
+
+    def cut(_: str, op: Op, store: Store) -> Reply:
+        later = op.path in {logs.proposer.place(logs.base, name, idx) for name in "ab" for idx in (1, 2)}
+        return Reply(error=UnreachableError("timed out")) if later else store.do(op)
+
+    logs.world.liars = {"a": cut, "b": cut}
+    logs.world.down = {"c"}
+    instance = logs.read()
+    assert [a.log.next_idx for a in instance.acceptors.values()].count(1) == 2
+    assert (instance.quiet(), instance.read()) == (False, 0)
+
+
+def test_a_birth_that_could_not_be_read_again_takes_back_what_was_read_before() -> None:
+    """Rule 1.9: between two steps of one operation a root may have been wiped."""
+    p = Promised()
+    for view in p.views:
+        p.logs.world.do(view.look())
+    assert (p.instance.read(), p.instance.quiet()) == (2, True)
+    without_birth(p.logs, "a")
+    p.logs.world.do(p.views[0].append(Kind.PREPARE, p.logs.proposer.round(9), None, NEVER))
+    assert (p.instance.read(), p.instance.quiet()) == (1, False)
