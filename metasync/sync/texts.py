@@ -6,9 +6,11 @@ third one. So the bytes that were here are staged, and the next push carries the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from metasync.errors import DamagedError
 from metasync.merge.lines import merge3
 from metasync.merge.trees import TextMerge
 from metasync.objects import walk
@@ -31,16 +33,16 @@ def merge_texts(
     load: Callable[[list[Entry]], Mapping[bytes, bytes]],
     ingest: Ingest,
 ) -> dict[bytes, MergedText]:
-    """Those requests that merge cleanly, by path.
+    """Those requests that merge cleanly, by path. Not one whose base is lost (after `recover` it may be).
 
     `read_here(path, entry)`: the bytes in the working tree, None if they are not that entry's any more.
     `load(entries)`: bytes of agreed files by content hash. `ingest` names the merged bytes.
     """
-    agreed = load([e for r in requests for e in (r.base, r.theirs)])
+    agreed = _agreed(requests, load)
     out: dict[bytes, MergedText] = {}
     for request in requests:
         ours = read_here(request.path, request.ours)
-        if ours is None:
+        if ours is None or request.base.content not in agreed:
             continue
         merged = merge3(agreed[request.base.content], ours, agreed[request.theirs.content])
         if merged is None:
@@ -49,6 +51,20 @@ def merge_texts(
         entry = Entry(Kind.FILE, request.theirs.mode, request.theirs.mtime_ns, size, content, root)
         out[request.path] = MergedText(entry, merged, request.ours, ours)
     return out
+
+
+def _agreed(
+    requests: tuple[TextMerge, ...], load: Callable[[list[Entry]], Mapping[bytes, bytes]]
+) -> Mapping[bytes, bytes]:
+    """The other side's texts, and those of the bases that can be had, by content hash."""
+    try:
+        return load([e for r in requests for e in (r.base, r.theirs)])
+    except DamagedError:
+        out = dict(load([r.theirs for r in requests]))
+        for request in requests:
+            with contextlib.suppress(DamagedError):
+                out |= load([request.base])
+        return out
 
 
 def kept_snapshot(
