@@ -37,6 +37,7 @@ class Calm:
         left = [c for c in self.play.clients if not (c.gone or c.revoked)]
         clients = [c for c in left if not c.agreed.is_excluded(c, revoked=False)]
         began = self.play.world.now
+        self._recover(actor, clients)
         self._oust(actor, clients)
         clients = [c for c in clients if not c.revoked]
         for number in range(CALM_ROUNDS):
@@ -68,6 +69,20 @@ class Calm:
         if op.outcome != "ok":
             raise Violation(f"after all faults, check ended with {op.outcome}: {op.error}")
         clients[0].close()
+
+    def _recover(self, actor: Actor, clients: Sequence[Client]) -> None:
+        """Where a majority is lost for good, and no command has come to the end of a recovery yet, one does."""
+        assert self.play.witness is not None
+        counts = self.play.world.counts
+        if not any(s.gone for s in self.play.stores.values()) or counts["recovered"]:
+            return
+        for client in clients[:2]:
+            client.opened(actor)
+            op = client.operate(actor, Step("recover", 0), client.rng())
+            client.close()
+            if counts["recovered"]:
+                return
+        raise Violation(f"after all faults, {op.client}'s recover ended with {op.outcome}: {op.error}")
 
     def _oust(self, actor: Actor, clients: Sequence[Client]) -> None:
         """The insider is revoked; in the second try at the latest, for the first may meet what was left in doubt."""

@@ -48,19 +48,29 @@ def comparable(clients: Sequence[Client]) -> list[dict[bytes, Thing]]:
 
 def history(operations: Iterable[Operation], witness: Witness) -> None:
     """Linearizable, in linear time, for versions are totally ordered; and each change at most once."""
-    chain = witness.chain
+    chain, era_at = witness.chain, witness.era_at
     where: dict[bytes, int] = {}
-    for state in chain[1:]:
+    for v, state in enumerate(chain[1:], 1):
+        if state.v != v:
+            continue  # a number that a new era passed over
         if state.op_id in where:
             raise Violation(f"one change is both version {where[state.op_id]} and {state.v}")
         where[state.op_id] = state.v
     told = [op for op in operations if op.version is not None and op.outcome == "ok"]
     for op in told:
         assert op.version is not None
-        if op.version >= len(chain):
+        chains = [c for c, since, until in ((witness.ended, 0.0, era_at), (chain, era_at, float("inf")))
+                  if since <= op.ended and op.began <= until and op.version < len(c)]  # fmt: skip
+        if not chains:
             raise Violation(f"{op.client}: {op.kind} told of version {op.version}, which nobody decided")
-        if op.pushed and chain[op.version].op_id not in op.op_ids:
+        if op.pushed and not any(c[op.version].op_id in op.op_ids for c in chains):
             raise Violation(f"{op.client}: a push says it is version {op.version}, which holds another change")
+    _in_order([op for op in told if op.ended < era_at])
+    _in_order([op for op in told if op.began >= era_at])
+
+
+def _in_order(told: Sequence[Operation]) -> None:
+    """What ended before another began is not newer; in one era."""
     newest, ended = 0, sorted(told, key=lambda o: o.ended)
     at = 0
     for op in sorted(told, key=lambda o: o.began):
@@ -105,5 +115,5 @@ def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness
     for client in clients:
         here = {t.data for t in tree_of(client.volume).values()} | replaced_in(client.volume)
         lost = [data for data in client.user.own if data not in here and data not in known]
-        if lost:
+        if lost and not library.dropped:
             raise Violation(f"what {client.name}'s user wrote is nowhere: {sorted(lost)[0]!r}")

@@ -26,6 +26,7 @@ from metasync.session.folder import BASE_KEY
 from metasync.workspace import Workspace
 from simulation.db import Tables, copied
 from simulation.disk import Volume
+from simulation.founding import NAME
 from simulation.machine import CHEAP, PASSPHRASE, Secret, SimMachine, url_of, workspace
 from simulation.network import Lines, Store
 from simulation.plan import ClientPlan, Step
@@ -252,8 +253,13 @@ class Client:
     def _judge_conflicts(self, op: Operation, step: Step) -> None:
         """A user's own past, pushed by its own device, is no other side of a conflict. What the user wrote under
         another name is: somebody's rename brought it there."""
-        if not self.never_restored or step.agitate or self.agreed.forks:  # with an old past shown, others push it anew
-            return
+        if (
+            not self.never_restored
+            or step.agitate
+            or self.agreed.forks
+            or self.world.counts["era leaves versions behind"]
+        ):
+            return  # with an old past shown, or a new era begun before what was pushed, others push it anew
         tree = tree_of(self.volume)
         for path in op.conflicts:
             here = tree.get(path)
@@ -262,6 +268,8 @@ class Client:
 
     def _judge(self, op: Operation, error: MetaSyncError) -> None:
         """Errors that no fault in the plan explains."""
+        if isinstance(error, UsageError) and "is not moved yet" in error.message:
+            self.world.count("second change of the mapping refused")
         if isinstance(error, ForkError):
             self.world.count("fork named")
             two = "two values were proposed in one round" in error.message
@@ -367,6 +375,10 @@ class Agreed:
         """The id of the device that keeps no rule, while it is not revoked."""
         return None
 
+    def lost(self, w: Workspace) -> list[str]:
+        """The agreed backends that are lost for good."""
+        return []
+
     def may_stop(self) -> bool:
         """Whether a device may have written a second value in another's round, and a backend be away that tells."""
         return False
@@ -433,6 +445,12 @@ def _oust(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
         _revoke_device(w, op, agreed, device_id)
 
 
+def _recover(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    if without := agreed.lost(w):
+        op.version = w.recover(without, PASSPHRASE, confirm=NAME).version
+        op.notes.append("recovered")
+
+
 def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
     agreed.revoking(op.client)
     _revoke_device(w, op, agreed, agreed.device(step.target))
@@ -456,6 +474,7 @@ CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
     "rotate": _rotate,
     "revoke": _revoke,
     "oust": _oust,
+    "recover": _recover,
 }
 """Steps that change who takes part. They may be refused."""
 

@@ -77,6 +77,7 @@ class Store:
     appending: int = 0  # creates of log entries that are under way, and that somebody waits for
     keeps_past: bool = False  # notes when objects landed, to be able to lie about it
     born: dict[str, float] = field(default_factory=dict)
+    gone: bool = False  # for good
     private: dict[str, dict[str, bytes]] = field(
         default_factory=dict
     )  # client -> what it is shown, and may write, alone
@@ -88,7 +89,7 @@ class Store:
 
     def is_down(self, client: str) -> bool:
         now = self.world.now
-        return self.down_until > now or self.cut_off.get(client, 0.0) > now
+        return self.gone or self.down_until > now or self.cut_off.get(client, 0.0) > now
 
     def is_full(self) -> bool:
         return self.full_until > self.world.now

@@ -26,14 +26,20 @@ SHARES: Final = {
     "floors": 0.25,
     "suspend": 0.3,
     "insider": 0.3,
+    "eras": 0.12,
 }
-APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors", "insider")  # not beyond the budget
+APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors", "insider", "eras")  # not beyond the budget
+
+BESIDE_ERAS: Final = (  # what a seed may have whose majority of backends is lost: so every pack has all its copies
+    "lossy", "late", "duplicates", "busy", "slow", "pounce", "crash", "power", "long sleep", "agitation",
+    "skewed clocks", "coarse times", "folding", "suspend", "eras",
+)  # fmt: skip
 
 FEATURES: Final = (
     "outages", "lossy", "late", "duplicates", "busy", "corrupt", "full", "cut off", "wipe", "slow",
     "pounce", "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times",
     "folding", "liars", "blocks", "reconfig", "rotation", "floors", "suspend",
-    "insider",
+    "insider", "eras",
 )  # fmt: skip
 
 
@@ -78,6 +84,9 @@ class ClientPlan:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that goes wrong with a provider, or the line to it, from `at_s` on.
+
+    gone    is lost for good: all of that kind together, as soon as the others have a copy of everything; with an
+            `amount`, at once: then what an overwritten file held may be lost too
 
     These are drawn for no seed, only written into scenarios (`simulation.scenarios`):
 
@@ -184,6 +193,9 @@ def make_plan(seed: int) -> Plan:
         backends = rng.choice((4, 5, 5, 6))
     drawn -= set(APART if beyond else ())
     drawn -= {"blocks"} if "liars" in drawn else set()
+    if "eras" in drawn:
+        backends = rng.choice((3, 3, 4, 5))
+        drawn &= set(BESIDE_ERAS)
     blocks = tuple(sorted(rng.sample(range(backends), rng.randint(1, backends)))) if "blocks" in drawn else ()
     if blocks:
         drawn -= {"restore"}
@@ -218,6 +230,8 @@ def make_plan(seed: int) -> Plan:
                 spares=rng.randint(1, 2) if "reconfig" in drawn else 0,
                 bft="liars" in drawn or (not blocks and backends in (4, 6) and rng.random() < 0.5),
                 liars=liars, blocks=blocks, floors="floors" in drawn, encrypted=rng.random() < 0.8)  # fmt: skip
+    if "eras" in drawn:
+        plan = _with_a_disaster(rng, plan)
     if "insider" in drawn:
         plan = replace(plan, insider=_strikes(rng, plan))
     while plan.troubles < FAULTS_LEAST:
@@ -277,6 +291,26 @@ def _pounces(rng: random.Random, *, suspend: bool) -> tuple[Pounce, ...]:
         return Pounce(rng.randint(2, 30), moment, kind, length, rng.choice((0.0, 1.0, 30.0)))
 
     return tuple(one() for _ in range(rng.randint(2, 10)))
+
+
+def _with_a_disaster(rng: random.Random, plan: Plan) -> Plan:
+    """So many backends are lost for good that no quorum is left, and one copy of everything; devices recover."""
+    n = plan.backends
+    lost = n - ((n + plan.bft) // 2 + 1) + 1
+    at_s = rng.uniform(10, 90)
+    at_once = float(rng.random() < 0.3)
+    gone = tuple(Fault(at_s, "gone", b, at_once) for b in sorted(rng.sample(range(n), lost)))
+    clients = list(plan.clients)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        who = rng.randrange(len(clients))
+        crash = int(rng.choice((60, 200, 400)) * rng.random()) + 1 if rng.random() < 0.6 else 0
+        step = Step("recover", rng.getrandbits(32), crash_at=crash, down_s=rng.uniform(0, 20),
+                    at_s=at_s + rng.uniform(1, 40))  # fmt: skip
+        steps = list(clients[who].steps)
+        steps.insert(rng.randrange(len(steps) // 2, len(steps) + 1), step)
+        clients[who] = replace(clients[who], steps=tuple(steps))
+    pounces = tuple(p for p in plan.pounces if p.kind in ("crash", "slow", "suspend"))
+    return replace(plan, copies=lost + 1, clients=tuple(clients), faults=(*plan.faults, *gone), pounces=pounces)
 
 
 def _strikes(rng: random.Random, plan: Plan) -> tuple[Strike, ...]:

@@ -28,6 +28,8 @@ from simulation.world import Actor, Boot, Violation, World
 
 APPEND_S: Final = 0.05  # until it is looked again whether a store may be emptied
 CLONE_TRIES: Final = 60
+LOSS_S: Final = 1.0  # until it is looked again whether stores may be lost
+LOSS_TRIES: Final = 40
 
 
 @dataclass
@@ -119,6 +121,10 @@ class _Agreed(Agreed):
         found = self._play.insider
         return None if found is None or self._witness.devices.get(found.device_id) is None else found.device_id
 
+    def lost(self, w: Workspace) -> list[str]:
+        stores = self._play.stores_by
+        return [e.name for e in w._connections.config.backends if stores[e.identity].gone]
+
     def may_stop(self) -> bool:
         plan = self._play.plan
         return not self._play.healed and any(s.kind == "contrary" for s in plan.insider)
@@ -195,7 +201,7 @@ class Play:
         checks.history(self.history, self.witness)
         if self.plan.insider and not self._wiped:
             checks.nobody_blamed(self.clients, self.stores)
-        checks.nothing_lost(self.clients, self.stores, self.witness)
+        checks.nothing_lost(self.clients, {n: s for n, s in self.stores.items() if not s.gone}, self.witness)
         for store in self.stores.values():
             world.count("lie told", store.liar.told if store.liar is not None else 0)
 
@@ -290,6 +296,8 @@ class Play:
         elif fault.kind in ("hold", "lag", "refuse"):
             lands, refuses = until if fault.kind == "hold" else 0.0, fault.kind == "refuse"
             store.holds.append(Hold(fault.client, fault.calls, until, lands, fault.amount, refuses))
+        elif fault.kind == "gone":
+            self._lose(fault)
         elif fault.kind == "empty":
             self.empty_removed(store)
         elif fault.kind == "rollback":
@@ -345,6 +353,20 @@ class Play:
         elif pounce.kind == "wipe":
             self._wipe(store)
             others[0].down_until = max(others[0].down_until, until)
+
+    def _lose(self, fault: Fault, tries: int = LOSS_TRIES) -> None:
+        """A majority is lost for good, when the others have a copy of everything."""
+        lost = [self.stores[f"b{f.backend}"] for f in self.plan.faults if f.kind == "gone"]
+        left = {checks.meaning(p) for s in self.stores.values() if s not in lost for p in s.objects}
+        missing = any(checks.is_content(p) and checks.meaning(p) not in left for s in lost for p in s.objects)
+        if missing and not fault.amount:
+            if tries:
+                self.world.at(LOSS_S, lambda: None if self.healed else self._lose(fault, tries - 1))
+            self.world.count("loss put off")
+            return
+        self.world.count("majority lost", not lost[0].gone)
+        for store in lost:
+            store.gone = True
 
     def _hide(self, store: Store, seconds: float) -> None:
         if not self.healed:

@@ -32,6 +32,7 @@ class Library:
                 if "/packs/" in path or "/meta/" in path or "/const/" in path:
                     self._by_hash.setdefault(hashlib.sha256(data).digest(), data)
         self._objects: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        self.dropped = False  # whether a recovery found packs of which nothing was left: then history has holes
 
     def _meta(self, kind: RecordKind, digest: bytes, what: str) -> bytes:
         data = self._by_hash.get(digest)
@@ -53,11 +54,15 @@ class Library:
             if snapshot_id in seen:
                 continue
             seen.add(snapshot_id)
-            snapshot = decode_snapshot(self._object(ObjectKind.SNAPSHOT, snapshot_id))
-            todo += snapshot.parents
-            if snapshot.root not in roots:
-                roots.add(snapshot.root)
-                out |= self._tree(snapshot.root)
+            try:
+                snapshot = decode_snapshot(self._object(ObjectKind.SNAPSHOT, snapshot_id))
+                todo += snapshot.parents
+                if snapshot.root not in roots:
+                    roots.add(snapshot.root)
+                    out |= self._tree(snapshot.root)
+            except Violation:
+                if not self.dropped or snapshot_id == state.master:
+                    raise
         return out
 
     def _read_packs(self, state: State) -> None:
@@ -73,10 +78,17 @@ class Library:
         if state.index.hash == ZERO_HASH:
             return
         root = decode_root(self._meta(RecordKind.META, state.index.hash, "the pack index"))
-        for item in root.items:
-            segment = decode_segment(self._meta(RecordKind.META, item.ref.hash, "a segment of the pack index"))
+        segments = [
+            decode_segment(self._meta(RecordKind.META, item.ref.hash, "a segment of the pack index"))
+            for item in root.items
+        ]
+        dropped = {key for segment in segments for key in segment.tombstones}
+        self.dropped = bool(dropped)
+        for segment in segments:
             for record in segment.packs:
                 data = self._by_hash.get(record.name)
+                if data is None and (record.generation, record.name) in dropped:
+                    continue
                 if data is None:
                     raise Violation(f"pack {record.name.hex()[:16]}, which version {state.v} names, is on no backend")
                 self._read_pack(record.name, data, form)

@@ -64,6 +64,7 @@ INTERESTING: Final = (
     "decided with block votes",
     "reconfigured",
     "reconfigured under contention",
+    "second change of the mapping refused",
     "removed backend emptied",
     "linked",
     "fence met",
@@ -85,6 +86,11 @@ INTERESTING: Final = (
     "insider: head",
     "insider: claim",
     "void value",
+    "majority lost",
+    "recovered",
+    "era begun",
+    "era carries a value",
+    "era leaves versions behind",
 )
 """Events that a batch must have seen, or it has not tried what it is there for."""
 

@@ -312,6 +312,8 @@ class Chain:
 
     def __init__(self, n: int) -> None:
         self.chain = [type("State", (), {"op_id": bytes([v]) * 16, "v": v})() for v in range(n + 1)]
+        self.ended: list[Any] = []
+        self.era_at = 0.0
 
 
 def judged(*operations: Operation, versions: int = 5) -> None:

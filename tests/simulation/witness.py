@@ -24,6 +24,7 @@ from metasync.config import Config, decode_config
 from metasync.consensus.objects import open_object
 from metasync.consensus.records.birth import birth_matches, birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
+from metasync.consensus.records.era import ERAS, EraRecord, open_record
 from metasync.consensus.records.state import State
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
@@ -102,6 +103,9 @@ class Witness:
         self.tolerates_forks = False
         self.stolen: set[bytes] = set()  # changes that nobody proposes who may
         self.liars: set[bytes] = set()  # devices that keep no rule
+        self.records: dict[int, EraRecord] = {}
+        self.ended: list[State] = []  # the chain of the era before, as it was when that ended
+        self.era_at = 0.0
         self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
         self._openers = openers
         self._expected: dict[tuple[str, str], tuple[_Acceptor, bytes, int]] = {}
@@ -186,6 +190,8 @@ class Witness:
     def landed(self, store: Store, path: str, data: bytes) -> None:
         """An object was stored."""
         inside = path.partition("/")[2]  # below the workspace's folder
+        if inside.startswith(f"{ERAS}/"):
+            self._begin_era(open_record(self.keys, data, int(inside.rpartition("/")[2])))
         if "/floor/" in path:
             self.world.count("floor made")
             self.floors.add(int(path.rpartition("/")[2]))
@@ -306,6 +312,29 @@ class Witness:
             if other == rnd and len(tally) >= instance.least:
                 self._decide(acceptor.v, rnd, instance.states[digest])
                 self._moment(acceptor, "decision")
+
+    def _begin_era(self, record: EraRecord) -> None:
+        """The workspace goes on from a state that was decided, with the acceptors of the record, and from there alone.
+
+        Whoever shares a backend shares the record. What lands in old logs counts nowhere: their births are tombstones.
+        """
+        known = self.records.setdefault(record.number, record)
+        if known.digest != record.digest:
+            raise Violation(f"there are two records of era {record.number}")
+        if known is not record:
+            return
+        last = record.ended.v
+        if last >= len(self.chain) or self.chain[last] != record.ended:
+            raise Violation(f"era {record.number} goes on from version {last} as nobody decided it")
+        self.ended, self.era_at = self.chain, self.world.now
+        self.chain = [*self.ended[: last + 1], *[record.ended] * (record.first.v - last - 1), record.first]
+        self._expected.clear()
+        self._instances = {v: i for v, i in self._instances.items() if v <= last}
+        self.world.trace("era", record.number, record.first.hash.hex()[:16])
+        self.world.count("era begun")
+        self.world.count("era carries a value", record.carried is not None)
+        self.world.count("era leaves versions behind", len(self.ended) - 1 > last)
+        self._open(record.first.v + 1)
 
     # what the insider looks up
 
