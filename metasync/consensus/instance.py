@@ -16,7 +16,7 @@ from metasync.codec import UPGRADE
 from metasync.config import Config, Form
 from metasync.consensus.acceptors.block import BlockAcceptor
 from metasync.consensus.acceptors.log import LogAcceptor
-from metasync.consensus.acceptors.view import AcceptorView
+from metasync.consensus.acceptors.view import AcceptorView, two_values
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import Round
@@ -120,11 +120,11 @@ class Instance:
         """The logs whose votes count; all usable ones where `births` do not matter."""
         return [a.log for a in self.acceptors.values() if a.log.usable and (not births or a.counts())]
 
-    def evidence(self) -> State | None:
+    def evidence(self, *, either: bool = False) -> State | None:
         """The value of the highest round that was earned, in any log seen: the one that may already be decided.
 
         Of two values in one round it is the one that may have a quorum. `ForkError` when both may: an incarnation was
-        duplicated, or its device lies.
+        duplicated, or its device lies. `either`: then one of them, with the most votes.
         """
         logs = [a.log for a in self.acceptors.values()]
         top = max((rnd for log in logs for rnd in log.accepts if self.is_earned(rnd)), default=None)
@@ -135,12 +135,9 @@ class Instance:
             return next(iter(voters))
         open_yet = sum(top not in log.accepts and log.promised <= top for log in logs) + self.config.f
         may = [value for value, count in voters.items() if count + open_yet >= self.quorum]
-        if len(may) > 1:
-            raise ForkError(
-                f"two values were proposed in one round of version {self.v}: two processes run as one",
-                next_step="a memory snapshot of this or another device was resumed twice; stop one of the two",
-            )
-        return may[0] if may else max(voters, key=lambda value: value.hash)
+        if len(may) > 1 and not either:
+            raise two_values(self.v)
+        return max(may or voters, key=lambda value: (voters[value] if may else 0, value.hash))
 
     def promises(self, rnd: Round) -> int:
         """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did.

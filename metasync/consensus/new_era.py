@@ -42,6 +42,7 @@ from metasync.consensus.records.birth import (
     genesis_path,
     open_genesis,
 )
+from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import ENTRY_BYTES_MAX
 from metasync.consensus.records.era import (
     RECORD_BYTES_MAX,
@@ -54,7 +55,7 @@ from metasync.consensus.records.era import (
     seal_record,
 )
 from metasync.consensus.records.state import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
-from metasync.errors import BackendError, DamagedError, NoQuorumError
+from metasync.errors import BackendError, DamagedError, ForkError, NoQuorumError
 from metasync.keys.derive import RecordKind
 from metasync.keys.policy import AdminChain
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task, patience_s
@@ -106,7 +107,11 @@ def end_era(m: Participant, enter: Enter, known: State, lost: Collection[bytes])
     while True:
         newest = known
         if not m.tombstones:  # else they are read below, with what they say of the era that ended
-            newest = yield from learner.newest_seen(m, enter, known, READ_S)
+            m.recovering = number
+            try:
+                newest = yield from learner.newest_seen(m, enter, known, READ_S)
+            finally:
+                m.recovering = 0
         instance: Instance = yield from enter(newest)
         left = _left(m, instance.config, lost)
         record: EraRecord | None = yield from eras.find_record(m, number, m.links.values(), known)
@@ -151,7 +156,28 @@ def answering(m: Participant, enter: Enter, known: State) -> Task:
     finally:
         m.recovering = 0
     well = {name for name, right in got.items() if right}
+    if why := _clash(instance):
+        return well, dict.fromkeys(well, why)
     return well, {name: why for name, why in instance.ended().items() if name in well}
+
+
+def _clash(instance: Instance) -> str:
+    """Why everybody stops at a version, where two values were proposed in one round; "" if not."""
+    clashed = any(isinstance(a.log, Blocks) and a.log.clash for a in instance.acceptors.values())
+    try:
+        instance.evidence()
+    except ForkError:
+        clashed = True
+    return f"two values were proposed in one round of version {instance.v}" if clashed else ""
+
+
+def seen_before(m: Participant, enter: Enter, known: State) -> Task:
+    """-> the newest state that is seen decided, in this era or a later one; a clash of values does not stop it."""
+    m.recovering = known.era + 1
+    try:
+        return (yield from eras.over_eras(learner.newest_seen, m, enter, known, READ_S))
+    finally:
+        m.recovering = 0
 
 
 def _read_through(m: Participant, instance: Instance) -> Task:
@@ -201,7 +227,7 @@ def held(m: Participant, enter: Enter, known: State) -> Task:
             instance.check_fork()
             decided = instance.decided()
             if decided is None:
-                return Held(ended, instance.evidence())
+                return Held(ended, instance.evidence(either=True))
             ended = decided
     finally:
         m.recovering = 0

@@ -27,7 +27,7 @@ from metasync.consensus import (
     birth_path,
 )
 from metasync.consensus.eras import find_record, is_withdrawn
-from metasync.consensus.new_era import Content, Held, answering, begin, end_era, spread_record
+from metasync.consensus.new_era import Content, Held, answering, begin, end_era, seen_before, spread_record
 from metasync.consensus.new_era import held as look
 from metasync.errors import (
     BackendError,
@@ -115,7 +115,8 @@ def recover(
     m, before = s.group.participant, placement.survives(s.config)
     known = began = s.newest_state()
     with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
-        known = agreement.newest_seen(s).state
+        known = s.runtime.run(seen_before(m, s.group.enter, began))
+        s.load(known)  # with the keys that it is for
     begun = m.followed.get(known.era) if known.era > began.era else None
     if begun is not None and dry_run:
         return _would_go_on(begun, before)

@@ -22,12 +22,13 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, write
 from metasync.backends.folder import FolderBackend
 from metasync.config import Acceptor, Form
 from metasync.consensus import EraRecord, Group, State, birth_digest
-from metasync.consensus.new_era import Content, Held, answering, begin, end_era
+from metasync.consensus.new_era import Content, Held, answering, begin, end_era, seen_before
 from metasync.consensus.records import block_replay, log_replay
 from metasync.consensus.records.entry import Kind
 from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.errors import (
     ExcludedError,
+    ForkError,
     MetaSyncError,
     NoQuorumError,
     PassphraseError,
@@ -168,6 +169,30 @@ def test_so_it_is_in_block_form(how: str, forms: dict[str, Form], monkeypatch: p
     assert p.world.do(p.group(3, 1).get_recent(p.x), {}) == record.first
 
 
+def test_two_values_in_one_round_have_a_way_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In block form the liar writes two values into one of its rounds, on one backend, at which everybody stops; where
+    one backend may lie, it does so by logs, each value on two of four."""
+    for p, places in (
+        (Place(forms={"a": "block", "b": "block", "c": "block"}), ("a", "a")),
+        (Place(4, 1), ("ab", "cd")),
+    ):
+        p.forger.tell(p.x, p.names, Kind.PREPARE, p.forger.round(1))
+        lies = [p.forger.lie(p.x, op) for op in (b"one-", b"two-")]
+        for names, lie in zip(places, lies, strict=True):
+            p.forger.tell(p.x, names, Kind.ACCEPT, p.forger.round(1), lie)
+        with pytest.raises(ForkError, match="two values were proposed in one round") as e:
+            p.push(p.group(2, 1), p.x, b"y")
+        assert "metasync recover" in e.value.next_step
+        group = p.group(20)
+        m = group.participant
+        assert p.world.do(seen_before(m, group.enter, p.x)) == p.x
+        well, ended = p.world.do(answering(m, group.enter, p.x))
+        assert well == set(ended) == set(p.names)
+        record = recovered(p, p.x)
+        assert record.ended == p.x and record.carried in lies
+        assert p.world.do(p.group(3, 1).get_recent(p.x), {}) == record.first
+
+
 def test_what_the_readable_logs_accepted_is_carried() -> None:
     """A push had prepared everywhere and been accepted on one backend when the others were ended: its content is the
     new era's, and it is told that it went through."""
@@ -188,7 +213,6 @@ def test_what_the_readable_logs_accepted_is_carried() -> None:
 def devices(lab: Lab, *names: str, **options: Any) -> list[Workspace]:
     """A workspace on three folders, and devices that have pushed and pulled all of it."""
     first = lab.init(lab.urls("a", "b", "c"), replicas=3, **options)
-    lab.hurry(proposing=True)
     write(first.directory, {"agreed": b"agreed", "edited": b"line\n" * 9})
     first.push("one")
     others = [lab.clone(lab.urls("a", "b", "c"), device=name) for name in names]
@@ -357,7 +381,6 @@ def test_lost_backends_and_an_ended_version_at_once(lab: Lab) -> None:
 def test_a_backend_that_only_holds_data_is_not_taken_for_lost(lab: Lab) -> None:
     """What lies there alone would leave the index, if the restart went on while it does not answer."""
     laptop = lab.init([*lab.urls("a", "b", "c"), lab.url("d", role="storage")], replicas=1)
-    lab.hurry(proposing=True)
     for n in range(8):
         write(laptop.directory, {f"f{n}": b"%d" % n * 5000})
         laptop.push()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from metasync.codec import Reader, bytes32, check_format, u8, u32, u64
 from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, FULL, RETRY_FIRST_S
-from metasync.consensus.acceptors.view import AcceptorView
+from metasync.consensus.acceptors.view import AcceptorView, two_values
 from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Outcome
 from metasync.consensus.records.block_replay import CHAIN_BLOCKS_MAX, Blocks
 from metasync.consensus.records.entry import (
@@ -186,11 +186,8 @@ class BlockAcceptor(AcceptorView):
             if entry is not None:
                 self.m.take_root(entry)
                 self.note_claims(entry)
-            if blocks.clash:
-                raise ForkError(
-                    f"{self.name}: two values were proposed in one round of version {self.v}: two processes run as one",
-                    next_step="a memory snapshot of this or another device was resumed twice; stop one of the two",
-                )
+            if blocks.clash and not self.m.recovering:
+                raise two_values(self.v, self.name)
             if not blocks.usable:
                 return False
         if device_id == self.me:

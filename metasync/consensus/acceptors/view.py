@@ -50,7 +50,7 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.era import read_tombstone
 from metasync.consensus.records.log_replay import Log, ValueRules
 from metasync.consensus.records.state import State
-from metasync.errors import BackendError, FormatError, FullError, NotFoundError, RefusedError, UpgradeError
+from metasync.errors import BackendError, ForkError, FormatError, FullError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Now, Op, Reply, Task, patience_s
 from metasync.runtime.sizes import SMALL_BYTES_MAX
@@ -444,6 +444,15 @@ class AcceptorView(ABC):
         if public is not None and signed.verifies(public):
             seen = Seen(claim.acceptor_id, claim.v, claim.idx, sha256(claim.data))
             self.everybody[claim.acceptor_id].note_claim(seen, said.base.epoch, entry.device_id)
+
+
+def two_values(v: int, where: str = "") -> ForkError:
+    """The error for a round in which two values were proposed, either of which may be decided."""
+    return ForkError(
+        f"{where}{': ' * bool(where)}two values were proposed in one round of version {v}: two processes run as one",
+        next_step="a memory snapshot of this or another device was resumed twice; stop one of the two. If none was, a "
+        "device lies: metasync recover goes past it, and --revoke NAME shuts it out",
+    )
 
 
 def _entry(seen: Seen) -> str:
