@@ -425,3 +425,16 @@ def test_a_file_is_touched_again_only_if_it_is_what_an_ended_run_made_of_it(
         assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
     if since is not nothing_done:  # in a first run it is the user's
         assert not touch(work.tree, change, again=False)
+
+
+def test_a_directory_that_the_user_made_in_the_place_of_a_file_that_goes_stays(work: Workspace) -> None:
+    """Though it is empty."""
+    agreed(work, {b"a": DIR, b"f": b"old"})
+
+    def make() -> None:
+        work.at(b"f").unlink()
+        work.at(b"f").mkdir()
+
+    applied = work.check_out({b"a": DIR}, before_apply=make)
+    assert [note.path for note in applied.kept] == [b"f"]
+    assert work.at(b"f").is_dir()
