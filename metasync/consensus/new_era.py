@@ -258,7 +258,7 @@ def begin(
 def spread_record(m: Participant, enter: Enter, record: EraRecord) -> Task:
     """Ends what somebody began, who died after the record stood on a first backend. `BackendError`, `ForkError`."""
     order = [m.links[a.acceptor_id] for _, a in record.config.acceptors if a.acceptor_id in m.links]
-    yield from claim(m, record, order)
+    yield from claim(m, record, order, record.ended)
     old: Config = (yield from enter(record.ended)).config
     kept = {b.backend_id for b, _ in record.config.acceptors}
     lost = {b.backend_id for b in old.backends} - kept
