@@ -24,7 +24,7 @@ import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace as Record
 from typing import Any
@@ -639,9 +639,16 @@ class Keys:
                 report.note(f"passed over: {problem}")
         if self.encrypted and not self.rings:
             raise StopError("no keyring opens with this passphrase or phrase: is it an old one, that was changed?")
+        self.epochs = range(1, 1 + max(len(ring.chain) for ring in rings))
         id_key = next(iter(self.rings.values())).id_key if self.encrypted else hkdf(ns_id, b"", "open id key")
         self.state_names, root = hkdf(id_key, b"", "state names"), hkdf(id_key, b"", "object ids")
         self.of_kind = {kind: blake3.blake3(b"metasync object %d" % kind, key=root).digest() for kind in range(1, 5)}
+
+    def all(self) -> list[bytes]:
+        """The keys of all epochs that there are."""
+        if not self.encrypted:
+            return [key for epoch in self.epochs for key in self.of(epoch)]
+        return list(OrderedDict.fromkeys(key for ring in self.rings.values() for key in ring.epochs.values()))
 
     def of(self, epoch: int, keyring: bytes = b"") -> list[bytes]:
         """The keys that an epoch may have; the one of its ring, if that is named and opens."""
@@ -882,8 +889,8 @@ class Workspace:
         """State v by its hash: an object of its own, in a block of states, or the base of an entry of v + 1 (14, 9)."""
         name, block = self.keys.state_names, 402 * (v % 1024)
         found = [(record, 8, self.ns_id) for _, record in self.copies("const/" + mac(name, b"state", digest))]
-        for era in {above.era, max(0, above.era - 1)}:
-            where = "const/" + mac(name, b"states", number(4, era), number(8, v // 1024))
+        for era, key in product({above.era, max(0, above.era - 1)}, self.keys.all()):
+            where = "const/" + mac(hkdf(key, b"", "log names"), b"states", number(4, era), number(8, v // 1024))
             found += [(record, 15, self.ns_id) for _, record in self.copies(where)]
         for place, epoch in ((p, e) for p in self.places for e in {above.epoch, max(1, above.epoch - 1)}):
             record = read_file(self.log_path(place, Record(v=v, era=above.era, epoch=epoch, keyring=b""), b"", 0))

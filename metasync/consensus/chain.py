@@ -113,7 +113,8 @@ def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch
         copies.append(Copy(link, path, partial(base_of_block, keys, digest, at, a, after, w)))
     name = keys.state_name(digest)
     copies += [Copy(link, const_path(a, name), partial(open_state, keys, digest)) for a, link in reachable]
-    for name in (keys.states_name(era, v // VERSIONS_PER_FOLDER) for era in eras):
+    held = sorted((e for e, _ in keys.epoch_keys), reverse=True)  # the last state of a block may be of a later epoch
+    for name in (keys.states_name(e, era, v // VERSIONS_PER_FOLDER) for era in eras for e in held):
         copies += [Copy(link, const_path(a, name), partial(open_state_in_block, keys, digest)) for a, link in reachable]
     state: State = yield from get_anywhere(copies, CONST_BYTES_MAX, f"the state of version {v}")
     m.remember_state(state)

@@ -174,7 +174,7 @@ def _make(m: Participant, instance: Instance, floor: int) -> Task:
     plain = b"".join(state.encode() for state in states)
     _, data = yield from sealed(m.keys, RecordKind.STATES, lambda: plain, era=latest.era, epoch=latest.epoch)
     links = {a.acceptor_id: link for a, link in _sound(instance)}
-    name = m.keys.states_name(latest.era, (floor - 1) // STEP)
+    name = m.keys.states_name(states[-1].epoch, latest.era, (floor - 1) // STEP)
     paths = {link: const_path(a, name) for a, link in links.items()}
     yield from put_everywhere(paths, data, instance.config.meta_copies, "a block of states")
     before: State = yield from fetch_state(m, instance, latest.v - 1, latest.prev, latest.epoch)

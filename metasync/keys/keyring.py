@@ -118,9 +118,12 @@ class WorkspaceKeys:
         """The name under `const/` of the state with this hash."""
         return mac(self._state_names, b"state" + state_hash).hex()
 
-    def states_name(self, era: int, block: int) -> str:
-        """The name under `const/` of all states of the versions whose logs lie in one folder."""
-        return mac(self._state_names, b"states" + u32(era) + u64(block)).hex()
+    def states_name(self, epoch: int, era: int, block: int) -> str:
+        """The name under `const/` of all states of the versions whose logs lie in one folder. `epoch`: of the last one.
+
+        The keys of an epoch, so that a device that was revoked before cannot tell where they are going to lie.
+        """
+        return self.log_name(epoch, b"states" + u32(era) + u64(block))
 
     @property
     def _state_names(self) -> bytes:

@@ -18,6 +18,7 @@ from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, Change, success
 from metasync.consensus.truncation import GRACE_S, Progress
 from metasync.errors import MetaSyncError
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
+from metasync.keys.keyring import new_keys
 from metasync.runtime.effects import Sleep, Task
 
 NAMES = ["a", "b", "c"]
@@ -339,3 +340,12 @@ def test_what_a_device_remembers_of_the_work_survives(world: World, ws: Workspac
     assert truncation.decode_progress(progress.encode()) == progress
     for damaged in (None, b"", b"{", b"[]", b'{"made": "x"}', b'{"read": [[1]]}', b'{"deleted": 3}', b"\xff"):
         assert truncation.decode_progress(damaged) == Progress()
+
+
+def test_names_of_coming_blocks_of_states_come_from_the_keys_of_their_epoch() -> None:
+    """A revoked device keeps the id key, which never changes, and the keys of all epochs before."""
+    before = new_keys(bytes(32), bytes(range(96)))
+    after = replace(before, epoch_keys=(*before.epoch_keys, (2, b"2" * 32)))
+    other = replace(before, epoch_keys=(*before.epoch_keys, (2, b"3" * 32)))
+    assert after.states_name(1, 0, 7) == before.states_name(1, 0, 7)
+    assert after.states_name(2, 0, 7) not in (before.states_name(1, 0, 7), other.states_name(2, 0, 7))

@@ -1125,7 +1125,7 @@ def names() -> Cases:
     path = entries_module.floor_path(ACCEPTOR, 2048)
     yield "name-floor", one("the floor 2,048", path, acceptor=ACCEPTOR, floor=2048)
     about = "the const object of the states of versions 2,048 to 3,071"
-    yield "name-states", one(about, KEYS.states_name(0, 2), era=0, k=2)
+    yield "name-states", one(about, KEYS.states_name(1, 0, 2), era=0, k=2, epoch=1)
     invitation = drawn("invitation", 16)
     path = f"keys/{invitation_name(invitation)}"
     yield "name-invite", one("an invitation's object", path, invitation=invitation)

@@ -282,15 +282,15 @@ def test_names() -> None:
     c = CASES["name-floor"]
     assert floor_path(the(c, "acceptor"), 2048) == c["path"]
     assert covering(2047) == 2048
-    assert KEYS.states_name(0, 2048 // STEP) == CASES["name-states"]["path"]
+    assert KEYS.states_name(1, 0, 2048 // STEP) == CASES["name-states"]["path"]
     c = CASES["name-invite"]
     assert f"keys/{invitation_name(the(c, 'invitation'))}" == c["path"]
 
 
 def test_another_reader_names_a_block_of_states() -> None:
-    """HMAC-SHA256(HKDF(id key, "", "state names"), `states` · u32 era · u64 k)."""
+    """HMAC-SHA256(HKDF(epoch key, "", "log names"), `states` · u32 era · u64 k)."""
     name = hmac.digest(
-        hkdf(KEYS.id_key, b"", b"state names"), b"states" + bytes(4) + (2).to_bytes(8, "big"), "sha256"
+        hkdf(KEYS.epoch_key(1), b"", b"log names"), b"states" + bytes(4) + (2).to_bytes(8, "big"), "sha256"
     ).hex()
     assert CASES["name-states"]["path"] == name
 
