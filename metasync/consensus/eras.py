@@ -109,6 +109,17 @@ def find_record(m: Participant, number: int, links: Iterable[str], known: State 
     return record
 
 
+def records(m: Participant, era: int, links: Iterable[str]) -> Task:
+    """-> {path: bytes} of the records of all eras up to this one that these backends show, for a backend that joins."""
+    out = {}
+    for number in range(1, era + 1):
+        with contextlib.suppress(ForkError, ExcludedError, UpgradeError):  # not for a change of backends to settle
+            record: EraRecord | None = yield from find_record(m, number, links)
+            if record is not None:
+                out[era_path(number)] = record.data
+    return out
+
+
 def newest_record(keys: WorkspaceKeys, backends: Iterable[str]) -> Task:
     """-> the EraRecord of the newest era that these backends show, for a new device; None if there is none.
 

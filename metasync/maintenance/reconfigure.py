@@ -27,6 +27,7 @@ from metasync.consensus import (
     birth_path,
     encode_birth,
 )
+from metasync.consensus.eras import records
 from metasync.consensus.reconfigure import check_step
 from metasync.errors import (
     BackendError,
@@ -331,8 +332,10 @@ def _write_births(s: Session, wanted: Wanted, new: Config) -> None:
 
 
 def _write_root(s: Session, name: str, state: State) -> None:
-    """Key slots and keyrings, by which `clone` finds the workspace there, and the ballast."""
-    for path, data in key_copies.give(s, state, name).items():
+    """Key slots and keyrings, by which `clone` finds the workspace there, the records of its eras, and the ballast."""
+    others = [n for n in s.names.values() if n != name and n not in s.down]
+    of_eras = s.runtime.run(records(s.group.participant, state.era, others)) if state.era else {}
+    for path, data in {**key_copies.give(s, state, name), **of_eras}.items():
         _confirmed(s, name, Op(name, "put", path, data))
     _confirmed(s, name, Op(name, "create", BALLAST_PATH, s.entropy(BALLAST_BYTES)))
 

@@ -191,6 +191,18 @@ def test_backends_can_be_added_afterwards(lab: Lab) -> None:
     assert [b.name for b in one.backends()] == ["a", "d"]
 
 
+@pytest.mark.parametrize("role", ["both", "storage"])
+def test_a_backend_that_is_added_later_has_the_records_of_all_eras(lab: Lab, role: str) -> None:
+    """Who reaches none of the backends of the restart finds the record on those that came since."""
+    one, _ = two_devices(lab)
+    lose(lab, "b", "c")
+    one = lab.reopen(one)
+    one.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    one.backend_add(f"{lab.url('d')}&role={role}", passphrase=PASSPHRASE)
+    found = [[p.read_bytes() for p in lab.store(name).rglob("eras/1")] for name in "ad"]
+    assert len(found[0]) == 1 and found[0] == found[1]
+
+
 def test_a_second_loss_is_another_era(lab: Lab) -> None:
     one, other = two_devices(lab)
     third = lab.clone(lab.urls("a", "b", "c"), device="third")
