@@ -21,7 +21,6 @@ from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.log_replay import Log, Replay
 from metasync.consensus.records.state import State
 from metasync.errors import BackendError
-from metasync.keys.policy import Policy
 from metasync.runtime.effects import Now, Task
 from simulation.mutants import MUTANTS, mutant, needs, rewritten
 from simulation.plan import DAY_S
@@ -148,12 +147,6 @@ def _either_of_two() -> Iterator[None]:
 @mutant("void-passes", "a value that the rules or the policy forbid counts as any other", needs("insider"))
 def _void_passes() -> Iterator[None]:
     with rewritten(Replay, "checked", ("if why:", "if False:")):
-        yield
-
-
-@mutant("policy-passes", "a config that the policy forbids counts as any other", needs("insider"))
-def _policy_passes() -> Iterator[None]:
-    with mock.patch.object(Policy, "contradiction", return_value=""):
         yield
 
 
