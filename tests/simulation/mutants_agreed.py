@@ -140,7 +140,15 @@ def _unprepared_counts() -> Iterator[None]:
 
 @mutant("either-of-two", "of two values in one round either is proposed, though one may have a quorum", shared_a_round)
 def _either_of_two() -> Iterator[None]:
-    with rewritten(Instance, "evidence", ("len(may) > 1", "False"), ("may[0] if may else max(", "min(")):
+    with rewritten(
+        Instance,
+        "evidence",
+        ("len(may) > 1", "False"),
+        (
+            "max(may or voters, key=lambda value: (voters[value] if may else 0, value.hash))",
+            "min(voters, key=lambda value: value.hash)",
+        ),
+    ):
         yield
 
 
