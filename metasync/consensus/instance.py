@@ -124,7 +124,7 @@ class Instance:
         """The value of the highest round that was earned, in any log seen: the one that may already be decided.
 
         Of two values in one round it is the one that may have a quorum. `ForkError` when both may: an incarnation was
-        duplicated, or its device lies. `either`: then one of them, with the most votes.
+        duplicated, or its device lies. `either`: then one of them.
         """
         logs = [a.log for a in self.acceptors.values()]
         top = max((rnd for log in logs for rnd in log.accepts if self.is_earned(rnd)), default=None)
@@ -137,7 +137,7 @@ class Instance:
         may = [value for value, count in voters.items() if count + open_yet >= self.quorum]
         if len(may) > 1 and not either:
             raise two_values(self.v)
-        return max(may or voters, key=lambda value: (voters[value] if may else 0, value.hash))
+        return may[0] if may else max(voters, key=lambda value: value.hash)
 
     def promises(self, rnd: Round) -> int:
         """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did.
