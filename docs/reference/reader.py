@@ -761,8 +761,10 @@ class Workspace:
         except UnreadableError:
             return None
         verify(key, "block 1" if device else "entry 1", header + entry.signed, entry.signature)
-        if entry.base != base.raw or entry.prev != before:
-            raise DamageError("an entry stands on another state, or on another entry than the one before it")
+        if entry.base != base.raw:
+            return None
+        if entry.prev != before:
+            raise DamageError("an entry does not stand on the one before it")
         try:
             if entry.value is not None:
                 self.check_value(entry, base)

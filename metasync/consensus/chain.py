@@ -84,6 +84,19 @@ def learn_skip(m: Participant, instance: Instance) -> Task:
     return skip_after(instance.base, rules.steps)
 
 
+def other_at(m: Participant, instance: Instance, shown: State) -> Task:
+    """-> the hash that the chain of `shown` has in the place of the instance's base; None where it has the base, or the
+    way back cannot be read."""
+    base = instance.base
+    if shown.v < base.v:
+        return None
+    try:
+        digest = yield from ancestor(m, instance, shown, base.v)
+    except (DamagedError, NoQuorumError):
+        return None
+    return None if digest == base.hash else digest
+
+
 def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch: int) -> Task:
     """-> state `v`, whose hash is `digest`. `epoch`: of a later state.
 

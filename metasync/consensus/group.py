@@ -77,6 +77,7 @@ class Group:
         self.participant = Participant(
             keys, identity, incarnation, dict(links), certificate=certificate, memory=memory, guard=guard
         )
+        self.participant.look_apart = self._look_apart
         self.participant.configs[config_hash] = check_config(config)
         self.participant.device_sets[devices_hash] = devices
         self._config = config
@@ -457,6 +458,11 @@ class Group:
         if not ahead:
             self._instance = instance
         return instance
+
+    def _look_apart(self, instance: Instance) -> Task:
+        from metasync.consensus.forks import look_into  # where nobody lies it is not needed
+
+        return look_into(self.participant, self.enter, instance)
 
     def _take_over(self, rules: ValueRules, base: State) -> None:
         """Keeps the config and device set that entries carried and `base` names, so that nobody asks for them."""

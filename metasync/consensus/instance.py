@@ -24,6 +24,7 @@ from metasync.consensus.records.log_replay import NEVER, Log, ValueRules
 from metasync.consensus.records.state import State
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.device_set import DeviceSet
+from metasync.runtime.effects import Task
 
 _FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
 PAST_IT: Final = (
@@ -36,6 +37,7 @@ class Instance:
     """Instance v = base.v + 1, on the config and device set that `base` names. `acceptors`: its acceptors by id."""
 
     def __init__(self, m: Participant, config: Config, devices: DeviceSet, base: State) -> None:
+        self.m = m
         self.config = config
         self.devices = devices
         self.base = base
@@ -106,10 +108,22 @@ class Instance:
         decided = self.decided()
         if decided is not None:
             return decided == value
-        unread = sum(not (a.born and a.ended) for a in self.acceptors.values()) + self.config.f
         rnd = self.round_of(value)
         held = sum(log.votes.get(rnd) == value for log in self._counted(births=True))
-        return rnd != NEVER and held + unread >= self.quorum
+        return rnd != NEVER and held + self._unread() >= self.quorum
+
+    def is_certain(self, value: State) -> bool:
+        """True unless what was not read, or is hidden by those that may lie, can show that another value was decided in
+        a lower round than this one, which was decided by what was read."""
+        votes = Counter((rnd, x) for log in self._counted(births=True) for rnd, x in log.votes.items())
+        mine = (rnd for (rnd, x), held in votes.items() if x == value and held >= self.quorum and self.is_earned(rnd))
+        won = min(mine, default=NEVER)  # closed logs stood for it, and then there is no other value
+        others = [held for (rnd, x), held in votes.items() if x != value and rnd < won and self.is_earned(rnd)]
+        return max(others, default=-len(self.acceptors)) + self._unread() < self.quorum
+
+    def _unread(self) -> int:
+        """How many logs may hold votes that were not seen."""
+        return sum(not (a.born and a.ended) for a in self.acceptors.values()) + self.config.f
 
     def is_earned(self, rnd: Round) -> bool:
         """False when so many logs lack its PREPARE, and always will, that no quorum can have promised it."""
@@ -212,15 +226,11 @@ class Instance:
         """True when an acceptor has a floor above v: its logs may be deleted."""
         return any(a.floor is not None for a in self.acceptors.values())
 
-    def check_fork(self) -> None:
-        """Raises `ForkError` naming the backends that hold entries on top of another state than our base."""
-        forked = [a.name for a in self.acceptors.values() if a.log.fork]
-        if forked:
-            raise ForkError(
-                f"{', '.join(sorted(forked))}: version {self.v} stands on another state than version "
-                f"{self.base.v} as this device knows it ({self.base.fingerprint})",
-                next_step="compare the fingerprint with another device; do not trust the named backends",
-            )
+    def check_fork(self) -> Task:
+        """Has entries on another state than our base looked into, once each (`forks`). `ForkError` naming backends."""
+        if any(a.log.elsewhere.keys() - self.m.doubted for a in self.acceptors.values()):
+            assert self.m.look_apart is not None
+            yield from self.m.look_apart(self)
 
     def check_upgrade(self) -> None:
         """Raises `UpgradeError` naming the backends that hold entries of a newer format."""

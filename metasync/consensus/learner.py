@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from metasync.consensus.acceptors.view import AcceptorView
-from metasync.consensus.chain import ancestor, fetch_state, find_keys, shut_out
+from metasync.consensus.chain import ancestor, fetch_state, find_keys, other_at, shut_out
 from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.participant import Participant
 from metasync.consensus.proposer import BehindFloorError, look_around, settle
-from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint, shown_epoch
+from metasync.consensus.records.entry import SignedEntry, covering, hint_path, open_hint, shown_epoch
 from metasync.consensus.records.state import VERSION_MAX, State, follows
 from metasync.consensus.truncation import opened
 from metasync.errors import (
     BackendError,
     DamagedError,
-    ForkError,
     FormatError,
     NoQuorumError,
     UpgradeError,
@@ -119,7 +118,7 @@ def newest_seen(m: Participant, enter: Enter, known: State, deadline_s: float) -
     instance: Instance = yield from enter(known)
     instance.begin()
     yield from look_around(m, instance, deadline - (yield Now()), everybody=True)
-    instance.check_fork()
+    yield from instance.check_fork()
     if instance.is_behind_floor() and (leapt := (yield from _leap(m, enter, instance, known, 1))) is not None:
         return (yield from newest_seen(m, enter, leapt, deadline - (yield Now())))
     decided = instance.decided()
@@ -138,7 +137,7 @@ def _probe(m: Participant, instance: Instance, deadline: float) -> Task:
         left = max(deadline - (yield Now()), 0.0)
         yield from look_around(m, instance, left, beyond=True, grace=True)
         instance.check_rollback()
-        instance.check_fork()
+        yield from instance.check_fork()
         known = instance.read() >= instance.quorum or instance.decided() is not None
         if known or instance.progress() or instance.is_behind_floor():
             return
@@ -170,7 +169,7 @@ def _resolve(m: Participant, instance: Instance, deadline: float) -> Task:
         elif attempt == 1:
             yield Sleep(min(m.rtt_s, max(left, 0.0)))
             yield from look_around(m, instance, left)
-        instance.check_fork()
+        yield from instance.check_fork()
     try:
         return (yield from settle(m, instance, deadline - (yield Now())))
     except NoQuorumError:
@@ -218,17 +217,30 @@ def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enou
     hints: dict[str, SignedEntry | None] = yield Gather({a.name: _hint(a) for a in acceptors})
     best: dict[bytes, State] = {}
     good: set[bytes] = set()
+    apart: list[tuple[AcceptorView, SignedEntry, bytes]] = []
     for acceptor in acceptors:
         floor = floors.get(acceptor.acceptor_id)
         for signed in (hints[acceptor.name], floor):
             value = None if signed is None else signed.entry.value
             if signed is None or value is None or not (yield from _vouched(enter, signed)):
                 continue
+            digest = yield from other_at(m, instance, value)
+            if digest is not None:
+                apart.append((acceptor, signed, digest))
+                if signed is floor:  # if it is one device's word alone, the logs are there
+                    del floors[acceptor.acceptor_id]
+                    acceptor.memory.no_floor = covering(instance.v), (yield Now())
+                continue
             if signed is floor:
                 good.add(acceptor.acceptor_id)
             shown = best.get(acceptor.acceptor_id)
             if value.v > max(current.v, 0 if shown is None else shown.v):
                 best[acceptor.acceptor_id] = value
+    if apart:
+        from metasync.consensus.forks import check_word  # nobody needs it as long as nobody lies
+
+        for word in apart:
+            yield from check_word(m, enter, instance, *word)
     found = yield from _borne_out(m, enter, instance, current, best, enough)
     if found is None and best:
         found = yield from _shown_with_newer_keys(m, enter, instance, current, best, enough)
@@ -307,12 +319,11 @@ def _shown_by_enough(
     """-> the newest state that lies in the chains of what `enough` acceptors show; None if there is none."""
     shown = sorted(best.items(), key=lambda item: item[1].v)
     while len(shown) >= enough:
-        acceptor_id, state = shown[-enough]
+        _, state = shown[-enough]
         try:
-            if (yield from ancestor(m, instance, state, current.v)) != current.hash:
-                raise _apart(instance.acceptors[acceptor_id], state, current)
-            above = 0
-            for _, later in shown[len(shown) - enough + 1 :]:
+            leads_back = (yield from ancestor(m, instance, state, current.v)) == current.hash
+            above = 0 if leads_back else -1
+            for _, later in shown[len(shown) - enough + 1 :] if leads_back else ():
                 above += (yield from ancestor(m, instance, later, state.v)) == state.hash
         except (DamagedError, NoQuorumError):
             above = -1
@@ -351,14 +362,6 @@ def _is_admitted(enter: Enter, signed: SignedEntry) -> Task:
     ahead: Instance = yield from enter(signed.entry.base, ahead=True)
     public = ahead.devices.key_of(signed.entry.device_id, signed.entry.certificate)
     return public is not None and signed.verifies(public)
-
-
-def _apart(acceptor: AcceptorView, shown: State, current: State) -> ForkError:
-    return ForkError(
-        f"{acceptor.name}: its version {shown.v} does not descend from version "
-        f"{current.v} as this device knows it ({current.fingerprint})",
-        next_step="compare the fingerprint with another device; do not trust the named backend",
-    )
 
 
 # Looking far ahead.
@@ -432,23 +435,39 @@ def _jump(m: Participant, enter: Enter, instance: Instance, current: State, top:
 
     Never beyond the end of `current`'s config: only a quorum of today's acceptors says which ones follow.
 
-    `ForkError` when an admitted device signed a base whose chain does not contain `current`.
+    `ForkError` when an admitted device signed a base whose chain does not contain `current`, and the logs bear it out.
     """
     for acceptor_id, signed in top.shown.items():
         entry = signed.entry
         try:
             if not (yield from _is_admitted(enter, signed)):
                 continue
-            digest = yield from ancestor(m, instance, entry.base, current.v)
-            if digest == current.hash:
+            if (yield from _begins_here(m, instance, entry.base)):
                 state: State = yield from _last_under(m, instance, current, entry.base)
                 if (yield from _may_be_decided(m, enter, instance, current, state)):
                     return state
-                continue
+            elif (digest := (yield from other_at(m, instance, entry.base))) is not None:
+                from metasync.consensus.forks import check_word
+
+                yield from check_word(m, enter, instance, instance.acceptors[acceptor_id], signed, digest)
         except (DamagedError, FormatError, NoQuorumError, UpgradeError):
             continue  # made up, or the way back cannot be read now: step forward one by one instead
-        raise _apart(instance.acceptors[acceptor_id], entry.base, current)
     return None
+
+
+def _begins_here(m: Participant, instance: Instance, ahead: State) -> Task:
+    """-> bool: the first version of the way to a state ahead is one that this instance's logs bear out.
+
+    A chain that a device made up can have all votes on states of its own, but none where it begins.
+    """
+    if ahead.v < instance.v:
+        return ahead == instance.base
+    first: bytes = yield from ancestor(m, instance, ahead, instance.v)
+    decided = instance.decided()
+    if decided is not None:
+        return decided.hash == first
+    state: State = yield from fetch_state(m, instance, instance.v, first, ahead.epoch)
+    return state.prev == instance.base.hash and instance.may_decide(state)
 
 
 def _may_be_decided(m: Participant, enter: Enter, instance: Instance, current: State, state: State) -> Task:

@@ -224,7 +224,7 @@ def held(m: Participant, enter: Enter, known: State) -> Task:
             instance: Instance = yield from enter(ended)
             instance.begin()
             yield from _read_through(m, instance)
-            instance.check_fork()
+            yield from instance.check_fork()
             decided = instance.decided()
             if decided is None:
                 return Held(ended, instance.evidence(either=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from metasync.codec import Reader, ascending, check_format, u8, u16, u32, u64
 from metasync.config import Config, decode_config
@@ -21,6 +21,7 @@ from metasync.errors import FormatError
 from metasync.keys.derive import FORMAT, RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.runtime.effects import Task
 
 OP_TIMEOUT_S: Final = 10.0  # one small object; a backend that takes longer is as good as down
 RTT_FIRST_S: Final = 0.1  # assumed until the first reply
@@ -118,6 +119,7 @@ class Participant:
         self.acceptors: defaultdict[bytes, AcceptorMemory] = defaultdict(AcceptorMemory)
         for last in decode_memory(memory):
             self.acceptors[last.seen.acceptor_id] = AcceptorMemory(last, unaudited=True)
+        self.look_apart: Callable[[Any], Task] | None = None  # (Instance): `forks.look_into`, with the way to enter
         self.configs: dict[bytes, Config] = {}
         self.device_sets: dict[bytes, DeviceSet] = {}
         self.states: dict[bytes, State] = {}
@@ -129,6 +131,9 @@ class Participant:
         self.standings: dict[str, Standing] = {}  # by a backend's agreed name
         self.evidence: list[tuple[str, str]] = []  # (backend, what it did): for the local state, and for people
         self.void_values: dict[tuple[bytes, int], str] = {}  # (device, version) -> why a value of its counts for nobody
+        self.doubted: set[tuple[bytes, bytes]] = (
+            set()
+        )  # (device, state): words of other histories that nothing bears out
         self.added: dict[bytes, tuple[Ref, ...]] = {}  # what the vote read last said of it, by its value's hash
         self.riding: dict[bytes, bytes] = {}  # the index root that a vote read last carried, by its name
         self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest

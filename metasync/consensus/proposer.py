@@ -182,7 +182,7 @@ class _Attempt:
     def _known(self) -> Task:
         """-> the decided value if the logs show one, read again with births if these were not read."""
         i = self.instance
-        i.check_fork()
+        yield from i.check_fork()
         if i.decided(births=False) is None:
             return None
         self.m.now = yield Now()
@@ -291,13 +291,14 @@ class _Attempt:
             return (won and linger is None) or len(outcomes) == len(i.acceptors) or hopeless or in_time
 
         yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
+        yield from i.check_fork()
 
     def _lost(self, kind: Kind) -> Task:
         """After a phase without a quorum: go on at once, let a rival finish, or wait for acceptors to come back."""
         i, m = self.instance, self.m
         if i.is_behind_floor():
             raise BehindFloorError
-        i.check_fork()
+        yield from i.check_fork()
         self._check_possible()
         left = self.deadline - (yield Now())
         if left <= 0:
@@ -337,7 +338,7 @@ class _Attempt:
             yield from self._look()
             if i.decided() is not None:
                 return
-            i.check_fork()
+            yield from i.check_fork()
             if i.progress() != seen:
                 seen, last = i.progress(), (yield Now())
 

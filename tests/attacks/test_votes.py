@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from forger_kit import NOBODY, Forger
-from paxos_world import Workspace, World, change, make_workspace
+from paxos_world import Store, Workspace, World, change, make_workspace
 
 from metasync.config import Form
 from metasync.consensus import Group, State
@@ -24,6 +24,7 @@ class Place:
         self.world = World(7, ["abcd"[i] for i in range(n)])
         self.names = list(self.world.stores)
         self.ws: Workspace = make_workspace(self.world, 3, f, forms)
+        self.emptied = {name: Store(store) for name, store in self.world.stores.items()}  # as they were founded
         self.forger = Forger(self.world, self.ws, LIAR)
         self.honest = self.group(1)
         self.disk: dict[str, bytes] = {}

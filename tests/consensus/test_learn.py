@@ -390,8 +390,8 @@ def test_a_jump_must_descend_from_what_is_known(world: World, ws: Workspace) -> 
         for idx in range(2):
             store.pop(entry_path(ws.keys, 1, 0, ws.acceptor_of(name), 5, idx), None)
         store.update({p: d for p, d in mine[name].items() if p not in store})
-    accept_on(world, ws, known, NAMES[:1], b"x" * 16, 7)  # not decided: no single step to take
-    world.down.add("b")  # or two silent logs are a quorum that says that nothing is new
+    accept_on(world, ws, known, NAMES[1:2], b"x" * 16, 7)  # not decided: no single step to take
+    world.down.add("a")  # or two silent logs are a quorum that says that nothing is new
     with pytest.raises(ForkError, match="does not descend"):
         world.do(group_of(ws, 3).get_recent(known))
 

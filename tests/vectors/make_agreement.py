@@ -410,7 +410,7 @@ def block_cases() -> Cases:
 
 def blocks_case(about: str, writer: BlockWriter, **expected: Any) -> Case:
     zero = {"promised": None, "accepted": None, "votes": 0, "closed": None, "poison": False, "silent": True}
-    outcome = {k: plain(v) for k, v in {**zero, "newer": False, "fork": False, **expected}.items()}
+    outcome = {k: plain(v) for k, v in {**zero, "newer": False, "elsewhere": False, **expected}.items()}
     reads = [[{"device": d.hex(), "data": data.hex()} for d, data in read] for read in writer.reads]
     return {"what": "blocks", "about": about, "expect": outcome, "reads": reads}
 
@@ -455,7 +455,7 @@ def blocks() -> Cases:
     spliced = w().add(ALICE, Kind.PREPARE, 1).add(ALICE, Kind.PREPARE, 3, prev_entry=drawn("another"))
     yield "blocks-poison-spliced", poison("it does not name the block before it", spliced, promised=one)
     other = w().add(ALICE, Kind.PREPARE, 1, base=replace(BASE, master=drawn("other")))
-    yield "blocks-poison-base", poison("on another state", other, fork=True)
+    yield "blocks-void-base", blocks_case("on another state: no effect", other, elsewhere=True)
     after = w().add(ALICE, Kind.ACCEPT, 1).then().add(BOB, Kind.PREPARE, 2, raw=bytes(512))
     yield "blocks-poison-evidence", poison("what was seen before stays evidence", after, **seen)
     newer = cut(seal_block(KEYS, entry(), ALICE.sign_private, drawn("record")), 0, b"\2")
@@ -501,7 +501,7 @@ def hints() -> Cases:
 
 def log_case(about: str, writer: Writer, **expected: Any) -> Case:
     zero = {"promised": None, "accepted": None, "votes": 0, "closed": None, "poison": False, "void": 0}
-    outcome = {k: plain(v) for k, v in {**zero, "newer": False, "fork": False, **expected}.items()}
+    outcome = {k: plain(v) for k, v in {**zero, "newer": False, "elsewhere": False, **expected}.items()}
     return {"what": "log", "about": about, "expect": outcome, "entries": [e.hex() for e in writer.entries]}
 
 
@@ -615,11 +615,11 @@ def logs() -> Cases:
         ),
     )
     yield (
-        "log-poison-base",
+        "log-void-base",
         log_case(
-            "signed on top of another state",
-            Writer().accept(1, X).prepare(2, base=elsewhere),
-            **{**poisoned, "fork": True},
+            "signed on top of another state: no effect, and it keeps its index",
+            Writer().accept(1, X).prepare(2, base=elsewhere).prepare(3),
+            **{**won, "promised": Round(3, INCARNATION), "void": 1, "elsewhere": True},
         ),
     )
     yield (

@@ -213,7 +213,7 @@ def test_a_log_replays_as_its_case_says(name: str) -> None:
         "poison": bool(log.poison),
         "void": log.void,
         "newer": log.newer,
-        "fork": log.fork,
+        "elsewhere": bool(log.elsewhere),
     }
     assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
 
@@ -262,7 +262,7 @@ def test_blocks_count_as_their_case_says(name: str) -> None:
         "poison": bool(blocks.poison),
         "silent": blocks.silent,
         "newer": blocks.newer,
-        "fork": blocks.fork,
+        "elsewhere": bool(blocks.elsewhere),
     }
     assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
 

@@ -11,11 +11,12 @@ immutable entries before it alone, so every reader of the same log computes the 
 DECIDED is no vote (rule 8.1). Its signer may lie, so it says nothing of other logs, and what the log accepted before
 stays as it was. One that contradicts the log has no effect, and `contrary` names its device.
 
-A signer whom the device set of v-1 does not admit makes an entry VOID: it keeps its index and has no effect. So does a
-value that fails the checks of `ValueRules`. They rest on the entry and on what its base names, so that all readers
-reach one verdict: the entry of a value that names another config or device set than its base carries that. Any other
-fault is POISON: what was accepted before stays evidence, but the acceptor gives no promise and no vote in this version.
-An entry of a newer format has the same consequence, and `newer` says so.
+A signer whom the device set of v-1 does not admit makes an entry VOID: it keeps its index and has no effect. So does
+another base than v-1, which is looked into (`forks`), and a value that fails the checks of `ValueRules`. They rest on
+the entry and on what its base names, so that all readers reach one verdict: the entry of a value that names another
+config or device set than its base carries that. Any other fault is POISON: what was accepted before stays evidence, but
+the acceptor gives no promise and no vote in this version. An entry of a newer format has the same consequence, and
+`newer` says so.
 """
 
 from __future__ import annotations
@@ -213,7 +214,8 @@ class VoidError(Exception):
 class Replay:
     """What is known of one acceptor in the version after `base`: as a log (`Log`), or as blocks (`block_replay`).
 
-    `void_values`: why values that were proposed here are VOID, with the devices that proposed them.
+    `void_values`: why values that were proposed here are VOID, with the devices that proposed them. `elsewhere`: the
+    other bases on which entries here stand, by (device, hash).
     """
 
     keys: WorkspaceKeys
@@ -227,7 +229,7 @@ class Replay:
     contrary: set[bytes] = field(default_factory=set)  # devices whose DECIDED the log contradicts
     poison: str = ""
     newer: bool = False
-    fork: bool = False
+    elsewhere: dict[tuple[bytes, bytes], State] = field(default_factory=dict)
     void_values: list[tuple[bytes, str]] = field(default_factory=list)
 
     @property
@@ -275,16 +277,16 @@ class Replay:
         self.poison = f"{place}: {error.message}"
 
     def checked(self, signed: SignedEntry, public: bytes | None, last: bytes) -> Entry:
-        """The message, if it is signed by this key, on this base, and names the one before. `FormatError` poisons.
+        """The message, if it is signed by this key and names the one before. `FormatError` poisons.
 
-        `VoidError` for a value that may not follow the base.
+        `VoidError` for one on another base, and for a value that may not follow the base.
         """
         entry = signed.entry
         if public is None or not signed.verifies(public):
             raise FormatError(f"a wrong signature of device {entry.device_id.hex()}")
         if entry.base != self.base:
-            self.fork = True
-            raise FormatError("signed on top of another state than the one this device knows to be decided")
+            self.elsewhere[entry.device_id, entry.base.hash] = entry.base
+            raise VoidError(entry, "on top of another state than the one this device knows to be decided")
         if entry.prev_entry != last:
             raise FormatError("it does not name the one before it: one was replaced, or the log cut")
         why = ""
