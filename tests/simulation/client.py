@@ -196,6 +196,7 @@ class Client:
             op.error = e.message
             self._judge(op, e)
         op.ended = self.world.now
+        op.notes += ["told of another history"] * (self.boot is not None and self.boot.told_apart)
         self.world.trace(self.name, "ends", step.kind, op.outcome, op.version)
         self._note_unusual(before)
         self.world.count(f"{step.kind}: {op.outcome}")

@@ -132,5 +132,6 @@ def workspace(world: World, boot: Boot, tables: Tables, machine: SimMachine) -> 
             text = event.text
             if "interrupted" in text or "late write" in text:
                 world.count(text.split(" as ")[0])
+            boot.told_apart = boot.told_apart or "it stands on another version" in text
 
     return Workspace(Path("/simulated"), cast(LocalDb, SimDb(tables, boot)), listen, machine)

@@ -186,6 +186,7 @@ class Boot:
         self.hooks: list[Callable[[], None]] = []
         self.on_call: Callable[[], None] | None = None
         self.proposed: list[bytes] = []  # ids of the changes that the running command may have had decided
+        self.told_apart = False  # it was told that a device stands on another history
         self.down_s = 0.0  # how long the machine stays down if something from outside killed it
         self.asleep_until = 0.0  # the machine is suspended: it sends nothing and takes in nothing before that
 
