@@ -13,7 +13,6 @@ import contextlib
 import heapq
 import math
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from metasync.runtime.channel import Call, Calls, Channel, Governor
 from metasync.runtime.concurrency import START
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
 from metasync.runtime.sizes import CALLS_MAX
-from metasync.runtime.threads import Pool, settling
+from metasync.runtime.threads import Inbox, Pool, settling
 
 TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept
 WAIT_STEP_S: Final = 0.2  # how long a waiting main thread may sit without looking for signals
@@ -103,7 +102,7 @@ class Runtime:
         self._watched: set[str] = set()  # backends that are looked at, by name
         self._workers = Pool("work", workers or os.cpu_count() or 1)
         self._writer = Pool("persist", 1)
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._ready: deque[tuple[_Run, Any, BaseException | None]] = deque()
         self._waiting: dict[int, Callable[[Any, BaseException | None], None]] = {}
         self._timers: list[tuple[float, int]] = []
@@ -257,16 +256,14 @@ class Runtime:
                     _, token = heapq.heappop(self._timers)
                     self._expire(token)
                     continue
-            try:
-                message = self._inbox.get(timeout=timeout)
-            except queue.Empty:
-                continue
-            message()
+            message = self._inbox.get(timeout)
+            if message is not None:
+                message()
             del message  # and the answer in it
         with self._post_lock:
             self._drained = True
-        while not self._inbox.empty():
-            self._inbox.get()()
+        while (message := self._inbox.get(0)) is not None:
+            message()
 
     def _begin(self, run: _Run) -> None:
         if self._closing:

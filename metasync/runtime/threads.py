@@ -10,6 +10,7 @@ import contextvars
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as Abandoned
 from concurrent.futures import Future, InvalidStateError
@@ -60,6 +61,30 @@ class Pool:
     def close(self) -> None:
         for _ in range(self._threads):
             self._jobs.put(None)
+
+
+class Inbox:
+    """Messages from any thread for the one thread that takes them, in order.
+
+    `queue.SimpleQueue` is not good enough: of CPython 3.11 it waits for ever where the time it was given has passed
+    before it begins to wait, as it does on a busy machine.
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[Callable[[], None]] = deque()
+        self._awake = threading.Lock()  # taken while there may be nothing to take
+        self._awake.acquire()
+
+    def put(self, message: Callable[[], None]) -> None:
+        self._messages.append(message)
+        with contextlib.suppress(RuntimeError):  # it has been woken, and has not looked yet
+            self._awake.release()
+
+    def get(self, timeout_s: float | None = None) -> Callable[[], None] | None:
+        """The next message; None if there was none for so long, or now and then sooner."""
+        if not self._messages:
+            self._awake.acquire(timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+        return self._messages.popleft() if self._messages else None
 
 
 class Alone:
