@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,3 +265,71 @@ def test_a_place_that_is_taken_all_the_same_is_not_taken_over(tmp_path: Path, di
         with suppress(WorkspaceError):
             work.check_out({b"a": b"new a"}, before_apply=taken)
         assert {b"somebody's", b"old a", b"new a"} <= {*files_under(work.root)}
+
+
+def test_a_number_is_never_given_twice(work: Workspace) -> None:
+    """Not even where all that lay under the numbers before is gone: a record or a temporary name may still have one."""
+    replace_all(work)
+    last = max(record.n for record in work.db.records(REPLACED))
+    for at in (work.root / ".metasync" / "replaced").iterdir():
+        at.unlink()
+    assert trash.next_free(work.tree, work.db) > last
+
+
+def test_what_somebody_put_among_the_replaced_files_is_passed_by(tmp_path: Path) -> None:
+    with Workspace(tmp_path) as work:
+        there = work.root / ".metasync" / "replaced"
+        there.mkdir(exist_ok=True)
+        (there / "notes of mine").write_bytes(b"mine")
+        (there / "7").write_bytes(b"replaced before")
+        assert trash.next_free(work.tree, work.db) == 8
+
+
+def test_a_file_that_never_comes_to_rest_does_not_hold_up_the_others(
+    work: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read in vain at every call, and its bytes are all that a call may read."""
+    monkeypatch.setattr(trash, "SETTLE_BYTES_MAX", 1)
+    with work.at(b"a.txt").open("r+b", buffering=0) as a:
+        replace_all(work)
+        now = work.tree.clock_ns() + 2 * QUIET_NS
+        busy = os.fstat(a.fileno()).st_ino
+
+        def hash_file(fd: int) -> bytes:
+            if os.fstat(fd).st_ino == busy:
+                a.write(b"typed on")
+            return digest(os.read(fd, 100))
+
+        for _ in range(4):
+            settle(work.tree, work.db, now, lambda content, size, path: path != b"a.txt", hash_file)
+    assert [record.path for record in work.db.records(REPLACED)] == [b"a.txt"]
+
+
+class Timeless(QuietDisk):
+    """Keeps no times, as some network file systems do not."""
+
+    armed = False
+
+    def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
+        return self.without_times(super().lstat(name, dir_fd))
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return self.without_times(super().fstat(fd))
+
+    def without_times(self, st: os.stat_result) -> Any:
+        if not self.armed:
+            return st
+        return SimpleNamespace(
+            st_mode=st.st_mode, st_size=st.st_size, st_ino=st.st_ino, st_dev=st.st_dev, st_mtime_ns=0, st_ctime_ns=0
+        )
+
+
+def test_a_file_that_was_never_read_is_read_though_its_times_are_zero(tmp_path: Path) -> None:
+    disk = Timeless()
+    with Workspace(tmp_path, disk) as work:
+        agreed(work, {b"a": b"old a"})
+        work.check_out({b"a": b"new a"})
+        now = work.tree.clock_ns() + 2 * QUIET_NS
+        disk.armed = True
+        assert settle(work.tree, work.db, now, lambda *args: False, lambda fd: digest(os.read(fd, 100))) == []
+        assert kept(work) == [b"old a"]

@@ -14,7 +14,7 @@ from workdir import DIR, Dir, File, Fuse, FusedDisk, Killed, Link, QuietDisk, Wo
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.staging import whole_dirs
 from metasync.errors import WorkspaceError
-from metasync.worktree.index import load_rows
+from metasync.worktree.index import load_rows, row_of
 
 NEW: dict[bytes, Any] = {
     b"d": DIR,
@@ -230,6 +230,10 @@ def test_what_comes_whole() -> None:
     assert whole_dirs(changes, {number[b"b"], number[b"a/x"]}) == {number[b"a"]: [number[b"a/y"], number[b"a/y/z"]]}
     gone = [c._replace(new=None) if c.path == b"a/y/z" else c for c in changes]
     assert list(whole_dirs(gone, ())) == [number[b"b"]]
+    was = row_of(tree[b"a"], os.stat("."), trusted=True)
+    for path in (b"a", b"a/y", b"a/y/z"):  # something was known there: that is looked at by itself
+        known = [c._replace(expected=was) if c.path == path else c for c in changes]
+        assert list(whole_dirs(known, ())) == [number[b"b"]], path
 
 
 def test_a_write_between_its_making_and_its_row_is_seen(tmp_path: Path) -> None:
