@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from checkout_kit import agreed
-from workdir import DIR, MTIME_NS, Dir, File, Killed, QuietDisk, Workspace, entries, entry, files_under
+from workdir import DIR, MTIME_NS, Dir, File, Killed, Link, QuietDisk, Workspace, entries, entry, files_under
 
+from metasync.checkout import checkout as checkout_module
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.room import LARGE_FILE_BYTES, check_room, is_too_large, margin
 from metasync.errors import WorkspaceError
+from metasync.local.state_keys import UNPLACED, Unplaced
 from metasync.worktree.index import load_rows
 
 
@@ -43,11 +45,12 @@ def test_what_a_restore_could_not_replace_is_as_it_was(tmp_path: Path) -> None:
 
     with Workspace(tmp_path, Refusing()) as work:
         agreed(work, {b"f": b"1"})
+        work.db.put_records(UNPLACED, [Unplaced(b"f", "a reason from before")])
         outcome = restored(work, {b"f": b"2"})
         assert [noted.path for noted in outcome.unplaced] == [b"f"]
         found = work.scan_past()
         assert (found.tree, found.deleted) == (work.base, [])
-        assert work.db.unplaced() == {}
+        assert work.db.unplaced() == {b"f": "a reason from before"}
 
 
 def test_a_file_in_the_place_of_one_that_cannot_come_is_no_change_and_is_kept(tmp_path: Path) -> None:
@@ -163,3 +166,67 @@ def test_a_large_file_that_has_room_is_not_too_large() -> None:
     assert not is_too_large(LARGE_FILE_BYTES, LARGE_FILE_BYTES)
     assert is_too_large(LARGE_FILE_BYTES + 1, LARGE_FILE_BYTES)
     assert not is_too_large(LARGE_FILE_BYTES - 1, 1)
+
+
+def test_what_may_not_be_made_and_what_is_here_needs_no_room(tmp_path: Path) -> None:
+    """Else a name that no disk takes, or a new time of a large file, would end the checkout for want of room."""
+    with Workspace(tmp_path, Small()) as work:
+        agreed(work, {b"f": b"old"})
+        row = load_rows(work.db)[b"f"]
+        large = row._replace(entry=row.entry._replace(size=1 << 40))
+        changes = [
+            Change(b".metasync/x", entry(b"x")._replace(size=1 << 40), None),
+            Change(b"f", large.entry._replace(mtime_ns=1), large),
+            Change(b"g", entry(b"x"), None),
+        ]
+        assert Checkout(work.db, work.tree).begin(changes, needed=None) == [b"g"]
+
+
+class Quota(QuietDisk):
+    """Has no inode for a symlink, and no byte for some files."""
+
+    code = errno.EDQUOT
+
+    def symlink(self, target: bytes, name: bytes, dir_fd: int) -> None:
+        raise OSError(self.code, os.strerror(self.code))
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
+        if bytes(data) == b"refused":
+            raise OSError(self.code, os.strerror(self.code))
+        super().write(fd, data, offset)
+
+
+def test_all_that_is_not_staged_yet_waits_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkout_module, "RESERVE_BYTES", 0)
+    with Workspace(tmp_path, Quota()) as work:
+        checkout = Checkout(work.db, work.tree)
+        new = entries({b"a": Link(b"x"), b"b": Link(b"y"), b"f": b"123456"})
+        assert checkout.begin([Change(path, new[path], None) for path in sorted(new)]) == []
+        assert [noted.path for noted in checkout.apply().unplaced] == [b"a", b"b", b"f"]
+        assert sorted(work.db.unplaced()) == [b"a", b"b", b"f"]
+
+
+def test_what_waits_for_room_takes_nothing_of_what_was_staged_before(tmp_path: Path) -> None:
+    with Workspace(tmp_path, Quota()) as work:
+        changes = [Change(b"f", entry(b"123456"), None), Change(b"g", entry(b"refused"), None)]
+        before = Checkout(work.db, work.tree)
+        before.begin(changes)
+        before.stage_whole(b"f", b"123456")
+        before.pause()
+        checkout = Checkout(work.db, work.tree)
+        checkout.begin(changes)
+        checkout.stage_whole(b"g", b"refused")
+        assert not checkout.take_left(b"f", {0: 6})
+        assert checkout.apply().without_room == (2, 13)
+
+
+def test_a_disk_that_fails_is_not_full(tmp_path: Path) -> None:
+    disk = Quota()
+    disk.code = errno.EIO
+    with Workspace(tmp_path, disk) as work:
+        checkout = Checkout(work.db, work.tree)
+        checkout.begin([Change(b"g", entry(b"refused"), None)])
+        with pytest.raises(WorkspaceError):
+            checkout.stage_whole(b"g", b"refused")

@@ -445,6 +445,50 @@ def test_rules_that_no_scan_has_stored_are_not_quiet(work: Settled) -> None:
     assert load_texts(work.db) == {b"": b"*.o"}
 
 
+def test_rules_that_are_gone_are_forgotten_and_those_that_cannot_be_read_are_not(
+    work: Settled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules tell what was ignored when it went, which is no deletion; a directory that is gone is judged by them."""
+    rules = dict.fromkeys((b"d", b"gone", b"new"), b"*.o")
+    write(work.root, {path + b"/" + RULES: text for path, text in rules.items() if path != b"new"})
+    work.settle()
+    write(work.root, {b"new/" + RULES: b"*.o", b"new/f": b"x"})
+    work.scan()
+    assert load_texts(work.db) == rules
+    (work.root / "d" / RULES.decode()).unlink()
+    shutil.rmtree(work.root / "gone")
+    names = QuietDisk.names
+
+    def refuse(self: QuietDisk, fd: int) -> list[bytes]:
+        if b"f" in (found := names(self, fd)):
+            raise PermissionError(13, "Permission denied")
+        return found
+
+    monkeypatch.setattr(QuietDisk, "names", refuse)
+    walked = walk_folder(work.tree, work.db, work.base)
+    assert walked.is_blocked(b"new/below/it")
+    assert not walked.is_blocked(b"d")
+    assert walked.rule_texts() == {b"gone": b"*.o", b"new": b"*.o"}
+
+
+def test_what_has_no_row_has_none_on_a_disk_with_another_number(work: Settled) -> None:
+    write(work.root, {b"d/f": b"x"})
+    work.settle()
+    for path, row in load_rows(work.db).items():
+        store_rows(work.db, [(path, row._replace(dev=row.dev + 1))])
+    walked = walk_folder(work.tree, work.db, work.base)
+    assert walked.renumbered is not None
+    assert walked.row(b"d/none") is None
+    row = walked.row(b"d/f")
+    assert row is not None
+    assert row.dev == work.tree.root_stat.st_dev
+
+
+def test_rows_of_no_tree_are_not_the_rows_of_one_that_nobody_named(work: Settled) -> None:
+    assert work.db.get(TREE_KEY) is None
+    assert walk_index(work.tree, work.db, None) is None
+
+
 def test_bad_rules_are_told_each_time(work: Settled) -> None:
     write(work.root, {RULES: b"[", b"f": b"x"})
     work.settle()
