@@ -85,7 +85,7 @@ def era_inside(data: bytes) -> None:
     body = data + sign(ADMIN, "era 1", data)
     sealed = seal(KEYS.log_key(1), Header(RecordKind.ERA, record.number, 1, drawn("r")), body, binding=NS_ID)
     found = open_record(KEYS, sealed, record.number)
-    assert found.digest == sha256(sealed)
+    assert found.digest == sha256(data)
     assert (found.number, found.first.prev) == (record.number, found.ended.hash)
     assert found.first.v > found.ended.v
 

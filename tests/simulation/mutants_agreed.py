@@ -143,9 +143,9 @@ def _either_of_two() -> Iterator[None]:
     with rewritten(
         Instance,
         "evidence",
-        ("len(may) > 1", "False"),
+        ("len(may) > 1 and not either", "False"),
         (
-            "max(may or voters, key=lambda value: (voters[value] if may else 0, value.hash))",
+            "may[0] if may else max(voters, key=lambda value: value.hash)",
             "min(voters, key=lambda value: value.hash)",
         ),
     ):
