@@ -150,7 +150,7 @@ class Checkout:
         self._parts = {}
         whole = whole_dirs(ordered, left) if may_come_whole(self.tree) else {}
         self._stage = Stage(self.tree, ordered, whole)
-        with self._staging(b"directories"):
+        with self._staging(b""):  # of no file
             self._stage.make_dirs()
         for i, change in staged:
             if i not in self._awaited and i not in self._short:
