@@ -184,9 +184,9 @@ class Lab:
     def hurry(self, deadline_s: float = QUICK_S, *, proposing: bool = False) -> None:
         """Gives up on a quorum after so many seconds, where news are looked for or also where something is proposed.
 
-        Where more processes want to run than there are cores, after as many times that: what answers must be heard.
+        Later on a machine with more to do than the tests themselves give it: what answers must be heard.
         """
-        deadline_s *= max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        deadline_s *= max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1)))
         for task in (agreement.ask_newest, agreement.looking.__wrapped__):  # type: ignore[attr-defined]
             self._monkeypatch.setitem(task.__kwdefaults__, "deadline_s", deadline_s)
         if proposing:
