@@ -146,7 +146,8 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
 def check(options: Options, read_data: bool) -> None:
     """Verifies that all data are there, with all promised copies.
 
-    Compares names and sizes on every backend; --read-data reads every copy.
+    Compares names and sizes on every backend; --read-data reads every copy. Where the same is wrong with many packs of
+    a backend, they are counted; --verbose names each.
 
     \b
     Example:
@@ -157,4 +158,4 @@ def check(options: Options, read_data: bool) -> None:
         r = w.check(read_data=read_data)
     codes = [7] if r.lost else []
     codes += [4] if r.short or r.problems or r.meta_problems else []
-    console.report("check", backends_text.check(r, read_data=read_data), r, codes)
+    console.report("check", backends_text.check(r, read_data=read_data, verbose=options.verbose), r, codes)

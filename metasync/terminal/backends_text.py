@@ -12,9 +12,10 @@ COLUMNS_MAX = 100  # of a table: a terminal of usual width
 NAME_COLUMNS = 16  # of a name in it; and the least that is left for a URL
 MUCH = 1 << 20  # no bound
 GAP = "..."
+PACKS_NAMED = 3  # of those with which the same is wrong
 
 if TYPE_CHECKING:
-    from metasync.reports.backends import BackendChange, BackendState, CheckReport, Moving, RecoverReport
+    from metasync.reports.backends import BackendChange, BackendState, CheckProblem, CheckReport, Moving, RecoverReport
     from metasync.reports.sync import Trailing
     from metasync.terminal.style import Role
     from metasync.testing.contract import Outcome, Report
@@ -103,8 +104,23 @@ def _before_and_after(before: str, after: str, *, would: bool) -> list[str]:
     return [f"  {'before:':{width}} {before}", f"  {then:{width}} {after}"]
 
 
-def check(r: CheckReport, *, read_data: bool) -> list[str]:
-    lines = [f"  {p.backend}: pack {p.pack.hex()[:16]} {p.problem}" for p in r.problems]
+def _packs(problems: Sequence[CheckProblem], *, verbose: bool) -> list[str]:
+    """What is wrong with packs: a line a pack, or one for many with which the same is wrong on the same backend."""
+    alike: dict[tuple[str, str], list[bytes]] = {}
+    for p in problems:
+        alike.setdefault((p.backend, p.problem), []).append(p.pack)
+    lines = []
+    for (backend, problem), packs in alike.items():
+        if verbose or len(packs) <= PACKS_NAMED:
+            lines += [f"  {backend}: pack {pack.hex()[:16]} {problem}" for pack in packs]
+        else:
+            lines.append(f"  {backend}: {count(len(packs), 'pack')} {problem}")
+    return lines
+
+
+def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str]:
+    """What was looked at, what is wrong, and what it comes to. `verbose`: every pack by name."""
+    lines = _packs(r.problems, verbose=verbose)
     lines += [f"  {p.backend}: {p.problem}" for p in r.meta_problems]
     how = f"read {size(r.bytes_read)}"
     if not read_data:
