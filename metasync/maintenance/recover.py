@@ -45,7 +45,7 @@ from metasync.keys.keyring import ring_path
 from metasync.keys.slots import COST, Cost, NewSlots
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance.repair import give_back
-from metasync.maintenance.restarted import Left, New, content, packs, restarted, restarted_devices, write_births
+from metasync.maintenance.restarted import Left, New, content, restarted, restarted_devices, write_births
 from metasync.members import key_store, rotation
 from metasync.members.devices import chosen
 from metasync.members.found import ID_BYTES
@@ -154,7 +154,7 @@ def recover(
             rotation.check_kept(opened, new_passphrase)
     if dry_run:
         left = content(s, held, lost)
-        new = restarted(s, left.agreed.config, held.ended, lost, packs(left))
+        new = restarted(s, left.agreed.config, held.ended, lost)
         return _report(s, held, left, new, w)
     s.listener(Phase("retire"))
     found = s.runtime.run(end_era(m, s.group.enter, known, lost))
@@ -167,7 +167,7 @@ def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
     left = content(s, held, w.lost)
     opened, state = _keys_of(s, held, left.agreed.state, w.passphrase)
     agreed = left.agreed
-    new = restarted(s, agreed.config, held.ended, w.lost, packs(left))
+    new = restarted(s, agreed.config, held.ended, w.lost)
     ways = {b.backend_id: s.names[b.backend_id] for b in new.config.backends}
     write_births(s, new, ways)
     segments = [*agreed.segments]
@@ -205,7 +205,7 @@ def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
     s.listener(Phase("agree"))
     admin = opened.admin_private if keys is None else keys.made.admin_private
     record = _claimed(s, held, begun, devices, admin, keys)
-    report = _finish(s, w.before, new.notes, held=held, left=left, ended=w.ended)
+    report = _finish(s, w.before, new.notes, left=left, ended=w.ended)
     if keys is None:
         return report
     if record.first.keyring != sha256(keys.made.ring):  # another process was faster
@@ -418,7 +418,6 @@ def _finish(
     notes: Sequence[str],
     *,
     resumed: bool = False,
-    held: Held | None = None,
     left: Left | None = None,
     ended: tuple[tuple[str, str], ...] = (),
 ) -> RecoverReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from metasync.config import CHANGED_TAG, MOVING_TAG, Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
@@ -68,12 +68,7 @@ def _without_copy(s: Session, packs: Iterable[PackRecord], lost: Collection[byte
     return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
 
 
-def packs(left: Left) -> list[PackRecord]:
-    gone = {(p.generation, p.name) for p in left.lost}
-    return [p for key, p in left.agreed.index.packs().items() if key not in gone]
-
-
-def restarted(s: Session, old: Config, ended: State, lost: Collection[bytes], packs: Sequence[PackRecord]) -> New:
+def restarted(s: Session, old: Config, ended: State, lost: Collection[bytes]) -> New:
     """The config without the lost backends; every vote is a new one, on a root of its own."""
     new = New(old)
     entries = [_with_new_vote(s, b, new) for b in old.backends if b.backend_id not in lost]

@@ -63,7 +63,7 @@ def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listene
         made = _fetched(runtime, folders, opened, code)
         config = decode_config(made.config)
         links = _links(runtime, urls, opened, folders, config)
-    _require_quorum(config, links, opened, code)
+    _require_quorum(config, links, code)
     state = decode_state(made.state)
     try:
         keys, device = decode_keys(made.keys), decode_identity(made.identity)
@@ -194,7 +194,7 @@ def _is(runtime: Runtime, n: str, folder: str, entry: BackendEntry) -> bool:
     return True
 
 
-def _require_quorum(config: Config, links: Mapping[str, Link], opened: Mapping[str, Backend], code: Code) -> None:
+def _require_quorum(config: Config, links: Mapping[str, Link], code: Code) -> None:
     """`NoQuorumError` unless a quorum is linked: an agreement uses the invitation up."""
     voters = [e.name for e, _ in config.acceptors]
     reached = [n for n in voters if n in links]

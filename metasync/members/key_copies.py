@@ -286,7 +286,7 @@ def check(
     found = look(s, state, names, read_data=read_data)
     brought = _bring(s, found)
     _settle(s, state, found)
-    problems = [(b, _missing(s, found, b)) for b in sorted(found.lacking)]
+    problems = [(b, _missing(found, b)) for b in sorted(found.lacking)]
     problems += [("all backends", text) for text in _nowhere(s, state, found)]
     notes = [_told(brought)] if brought else []
     for name, holders in sorted(found.stale.items()):
@@ -297,7 +297,7 @@ def check(
     return problems, notes
 
 
-def _missing(s: Session, found: Copies, backend: str) -> str:
+def _missing(found: Copies, backend: str) -> str:
     lack = found.lacking[backend]
     newest = max(found.rings, default=0)
     texts = []

@@ -39,7 +39,7 @@ def date_of(time_ns: int) -> str:
 
 def tag_copies(s: Session, merged: Merge, base: Agreed, target: Agreed, contents: Contents, maker: Origin) -> None:
     """Gives the copies that a merge makes their tags."""
-    authors = authors_of(s, {c.path for c in merged.conflicts}, base, target, contents)
+    authors = authors_of({c.path for c in merged.conflicts}, base, target, contents)
     ours = Side(maker.device, base.state.v, maker.time_ns)
     for c in merged.conflicts:
         entry = merged.changes[c.kept]
@@ -48,9 +48,7 @@ def tag_copies(s: Session, merged: Merge, base: Agreed, target: Agreed, contents
         merged.changes[c.kept] = marked(entry, sides)
 
 
-def authors_of(
-    s: Session, paths: Collection[bytes], base: Agreed, target: Agreed, contents: Contents
-) -> dict[bytes, Side]:
+def authors_of(paths: Collection[bytes], base: Agreed, target: Agreed, contents: Contents) -> dict[bytes, Side]:
     """Who agreed what stands at these paths in `target`, each of which changed since `base`.
 
     Paths of which that cannot be learned now are left out.
