@@ -227,6 +227,15 @@ def store_of(backend: Backend) -> Store | None:
     return None
 
 
+def _effect(backend: Backend, op: Op) -> Reply:
+    """One call. What a check found when it landed is no fault of the provider, which `made` would make of it."""
+    reply = made(backend, op)
+    cause = None if reply.error is None else reply.error.__cause__
+    if cause is not None and not isinstance(cause, BackendError):
+        raise cause
+    return reply
+
+
 class Lines:
     """The network: `runtime.Network`."""
 
@@ -273,11 +282,11 @@ class Lines:
                 self._refuse(answer, back, op)
                 return
             self.sender = boot, client
-            reply = made(backend, op)
+            reply = _effect(backend, op)
             self._note(boot, store, client, op, reply, lost=lost, late=go > op.timeout_s)
             if twice:
                 world.count("request landed twice")
-                reply = made(backend, op)
+                reply = _effect(backend, op)
             if not lost:
                 reply = self._damaged(store, op, reply)
                 world.at(back, lambda: answer(reply))

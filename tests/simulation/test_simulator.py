@@ -145,7 +145,7 @@ def test_the_table_of_mutants_tells_those_that_are_not_caught(
     assert simulator.main(["--mutants", "whole", "no-fence", "--seeds", "2", "--jobs", "1"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"^whole +2 +\d+  NOT CAUGHT$", out, re.MULTILINE)
-    assert re.search(r"^no-fence +1 +\d+  no convergence in \d+ rounds", out, re.MULTILINE)
+    assert re.search(r"^no-fence +1 +\d+  an entry of version \d+ is on top of", out, re.MULTILINE)
     assert "1 of 2 caught; not: whole" in out
     assert simulator.main(["--mutants", "no-fence", "--seeds", "2", "--jobs", "1"]) == 0
 
@@ -158,7 +158,7 @@ def test_the_table_of_mutants_tells_those_that_are_not_caught(
     monkeypatch.setitem(MUTANTS, "fails", Mutant("a rule, and a plan that fails", known.broken, impossible))
     assert simulator.main(["--mutants", "fails", "--seeds", "6", "--jobs", "1"]) == 1, "though a later seed shows it"
     out = capsys.readouterr().out
-    assert re.search(r"^fails +[2-6] +\d+  no convergence in \d+ rounds", out, re.MULTILINE)
+    assert re.search(r"^fails +[2-6] +\d+  an entry of version \d+ is on top of", out, re.MULTILINE)
     assert "A PLAN OF IT FAILS WITHOUT IT TOO" in out
 
 
@@ -371,6 +371,21 @@ def test_a_pack_that_is_gone_everywhere_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(checks, "nothing_lost", losing)
     assert "is on no backend" in play.run().failure
+
+
+def test_what_is_found_as_a_request_lands_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the client it would be an error of the provider, after which it tries again."""
+    real = Witness.landed
+
+    def landed(self: Witness, store: Store, path: str, data: bytes) -> None:
+        real(self, store, path, data)
+        if len(self.chain) > 4 and not found:
+            found.append(path)
+            raise Violation("version 4 is there")
+
+    found: list[str] = []
+    monkeypatch.setattr(Witness, "landed", landed)
+    assert Play(make_plan(4)).run().failure == "version 4 is there"
 
 
 # the world

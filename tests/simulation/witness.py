@@ -347,8 +347,12 @@ class Witness:
         return judge.way_back(self.chain, base.v + 1)[:-1]
 
     def rounds_of(self, v: int) -> list[tuple[int, bytes]]:
-        """The rounds in which something was promised or accepted for a version."""
-        return sorted(self._instances[v].rounds)
+        """The rounds in which something was promised or accepted for a version, up to the one that decided it.
+
+        Above that one a vote of the insider's may lead apart who cannot reach one backend (consensus.md, rule 8.2).
+        """
+        instance = self._instances[v]
+        return sorted(r for r in instance.rounds if instance.decided is None or r <= instance.round)
 
     def top_of(self, v: int) -> int:
         """The highest number of a round of a version; 0 if there is none."""
