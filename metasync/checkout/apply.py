@@ -391,6 +391,7 @@ class Placer:
             except FileExistsError:
                 pass
             if self.respell(i, path, name, above):
+                above = self.tree.dir(parent)  # it was closed
                 break
             st = self.disk.lstat(name, above) if expected is not None else self.in_the_way(name, above)
             if stat_.S_ISDIR(st.st_mode):
