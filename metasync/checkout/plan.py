@@ -74,8 +74,8 @@ def _shadowed(
             rowed = {key(n, rules): n for n in sorted(known, key=lambda n: (prefix + n not in freed, n))}
             for name in near:
                 owner = name if name in known else rowed.get(key(name, rules), name)
-                # A file of nobody's under exactly a new name is in its way, and is set aside: no twin.
-                if prefix + owner not in freed and owner not in names:
+                # A file of nobody's under exactly a new name is set aside for it: that one has the place of its twins.
+                if prefix + owner not in freed:
                     held.add(owner)
         for name, winner in clashes(names, rules, held).items():
             out[prefix + name] = winner
@@ -133,12 +133,6 @@ class Change(NamedTuple):
         if new is None or was is None or new.kind is Kind.DIR:
             return False
         return (new.kind, new.size, new.content) == (was.kind, was.size, was.content)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the content of a regular file is to be delivered (an empty one has none)."""
-        new = self.new
-        return new is not None and new.kind is Kind.FILE and new.size > 0 and not self.is_touch
 
     @property
     def is_staged(self) -> bool:

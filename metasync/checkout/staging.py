@@ -211,7 +211,7 @@ class Leftovers:
     def __init__(self, tree: WorkTree, changes: Sequence[Change], unfit: Container[int]) -> None:
         self.disk = tree.disk
         self._changes = changes
-        self._number = {c.path: i for i, c in enumerate(changes) if c.is_awaited}
+        self._number = {change.path: i for i, change in enumerate(changes)}
         self._top = {i: top for top, members in whole_dirs(changes, unfit).items() for i in members}
         self._dirs = tree.state_tree(LEFT_DIR)
 

@@ -227,7 +227,7 @@ def _composed(name: bytes) -> str:
 def clashes(names: Iterable[bytes], rules: Rules, held: Collection[bytes] = ()) -> dict[bytes, bytes]:
     """The names of a directory that must wait: `{name left out: name that has the place}`.
 
-    `held`: names that are there already and stay, none of them in `names`. Else the bytewise smallest wins.
+    `held`: names whose place is taken already; one of `names` among them has it. Else the bytewise smallest wins.
     """
     if not rules.has_twins:
         return {}

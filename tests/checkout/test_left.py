@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from checkout_kit import agreed
 from workdir import DIR, QuietDisk, Workspace, entry, read
 
 from metasync.checkout.checkout import Change, Checkout
 from metasync.objects.model import Entry
+from metasync.worktree.index import load_rows
 
 DATA = b"123456"
 LARGE = entry(DATA)._replace(root=b"r" * 32)  # it comes in pieces
@@ -135,3 +137,9 @@ def test_what_is_left_is_taken_once_and_is_gone_when_it_is_dropped(work: Workspa
     checkout.drop_left()
     assert not checkout.has_left
     assert checkout.open_left(b"f") is None
+
+
+def test_of_what_was_to_go_nothing_was_staged(work: Workspace) -> None:
+    agreed(work, {b"f": b"old"})
+    interrupted(work, [Change(b"f", None, load_rows(work.db)[b"f"]), Change(b"g", entry(DATA), None)], g=DATA)
+    assert found(work, b"f", entry(DATA)) is None

@@ -204,7 +204,9 @@ def test_all_that_is_not_staged_yet_waits_where_the_disk_is_full(
         checkout = Checkout(work.db, work.tree)
         new = entries({b"a": Link(b"x"), b"b": Link(b"y"), b"f": b"123456"})
         assert checkout.begin([Change(path, new[path], None) for path in sorted(new)]) == []
-        assert [noted.path for noted in checkout.apply().unplaced] == [b"a", b"b", b"f"]
+        outcome = checkout.apply()
+        assert [noted.path for noted in outcome.unplaced] == [b"a", b"b", b"f"]
+        assert outcome.without_room == (3, 8)
         assert sorted(work.db.unplaced()) == [b"a", b"b", b"f"]
 
 
@@ -219,6 +221,9 @@ def test_what_waits_for_room_takes_nothing_of_what_was_staged_before(tmp_path: P
         checkout.begin(changes)
         checkout.stage_whole(b"g", b"refused")
         assert not checkout.take_left(b"f", {0: 6})
+        left = checkout.open_left(b"f")  # it lies where it lay
+        assert left is not None
+        os.close(left)
         assert checkout.apply().without_room == (2, 13)
 
 
@@ -230,3 +235,17 @@ def test_a_disk_that_fails_is_not_full(tmp_path: Path) -> None:
         checkout.begin([Change(b"g", entry(b"refused"), None)])
         with pytest.raises(WorkspaceError):
             checkout.stage_whole(b"g", b"refused")
+
+
+def test_what_may_not_wait_for_room_needs_none_where_nothing_is_staged_for_it(tmp_path: Path) -> None:
+    """A path that no disk takes and a time that is set have no bytes, however large their files are."""
+    with Workspace(tmp_path, Small()) as work:
+        agreed(work, {b"f": b"old"})
+        row = load_rows(work.db)[b"f"]
+        large = row._replace(entry=row.entry._replace(size=1 << 40))
+        changes = [
+            Change(b".metasync/x", entry(b"x")._replace(size=1 << 40), None),
+            Change(b"f", large.entry._replace(mtime_ns=1), large),
+            Change(b"g", entry(b"x"), None),
+        ]
+        assert Checkout(work.db, work.tree).begin(changes, needed=(b".metasync/x", b"f", b"g")) == [b"g"]
