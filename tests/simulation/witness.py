@@ -241,7 +241,8 @@ class Witness:
             return
         lying = entry.device_id in self.liars
         if entry.base != instance.base:
-            if self.forked or lying:
+            if self.forked or lying or self.tolerates_forks:
+                self.forked = self.forked or not lying
                 return
             raise Violation(f"an entry of version {acceptor.v} is on top of another state than the decided one")
         if acceptor.closed or not self._born(acceptor) or self._is_void(instance, entry, lying):
