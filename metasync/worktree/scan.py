@@ -145,7 +145,7 @@ def scan(found: Walk, ingest: Ingest, reading: Reading | None = None) -> Scan:
     work.miss()
     work.empty()
     if found.is_settled:
-        found.base.gone.update(path for path in found.tree.put if path not in found.rows)
+        found.base.gone.update(found.tree.put)  # but for what was put there
     return work.out
 
 
