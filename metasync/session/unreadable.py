@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 from metasync.checkout.room import is_too_large
-from metasync.consensus import ZERO_HASH, State
+from metasync.consensus import NOTHING, ZERO_HASH, State
 from metasync.errors import CANNOT_BE_READ, DamagedError, MetaSyncError, UnreadableError, UpgradeError
 from metasync.keys.device_set import names_of
 from metasync.local.memory import room_for_tree
@@ -24,11 +24,14 @@ STATES_MAX: Final = 4096  # that are gone through: more versions than a workspac
 
 
 def brought(s: Session, newest: State) -> Iterator[State]:
-    """The states that brought a new snapshot, newest first, by the chain of states. A snapshot may lie about it."""
+    """The states that brought a new snapshot, or another index of one, newest first, by the chain of states.
+
+    A snapshot may lie about it.
+    """
     here, left = newest, STATES_MAX
-    while here.v and here.master != ZERO_HASH and left:
+    while here.v and (here.master, here.index) != (ZERO_HASH, NOTHING) and left:
         before = here
-        while before.v and before.master == here.master and left:
+        while before.v and (before.master, before.index) == (here.master, here.index) and left:
             first, left = before, left - 1
             before = s.runtime.run(s.group.state_at(newest, first.v - 1))
         yield first
@@ -89,7 +92,7 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
     contents, found = s.contents(target), None
     with contextlib.suppress(MetaSyncError):
         for steps, state in enumerate(brought(s, target.state)):
-            if state.v <= floor or steps >= LOOK_BACK_MAX:
+            if state.v <= floor or state.master == ZERO_HASH or steps >= LOOK_BACK_MAX:
                 break
             try:
                 read_through(s, contents, base.tree_root, snapshot_of(contents, state).root, lost=lost)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.codec import u64
-from metasync.consensus import JOURNAL_KEY, Change, State
+from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, State
 from metasync.errors import CANNOT_BE_READ, MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.keys.device_set import expired
@@ -105,6 +105,9 @@ def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Foun
             break
         try:
             indexed = _bare(s, newest, *s.indexes.of_state(state))
+            if state.master == ZERO_HASH:  # nothing was pushed so far
+                above = indexed
+                break
             contents = s.contents(indexed)
             snapshot = unreadable.snapshot_of(contents, state)
             root = held.tree_root if held is not None else None

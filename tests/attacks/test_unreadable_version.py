@@ -9,10 +9,11 @@ import pytest
 from attack_kit import NO_BLOB, Insider, insider, named
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.consensus import Ref
+from metasync.consensus import JOURNAL_KEY, Change, Ref
 from metasync.errors import MetaSyncError, NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
 from metasync.objects.model import Kind, ObjectKind, decode_snapshot
 from metasync.objects.skips import SKIPS_TAG, Skip, encode_skips, skips_of
+from metasync.session import agreement
 from metasync.sync import first_checkout
 from metasync.sync import skip as skipping
 from metasync.workspace import Workspace
@@ -64,8 +65,17 @@ def _missing_index(m: Insider) -> int:
     return m.commit(m.tree({b"new": m.file(b"n")}), index=Ref(m.base.state.index.generation, b"\x77" * 32))
 
 
+def _index_alone(m: Insider) -> int:
+    """The snapshot stays as it was, and the index is nowhere."""
+    lost = Change(m.s.entropy(16), index=Ref(m.base.state.index.generation, b"\x77" * 32))
+    decided = agreement.propose(m.s, m.base.state, lost)
+    m.s.db.set(JOURNAL_KEY, None)
+    assert decided.mine
+    return decided.state.v
+
+
 WAYS = (
-    _dots, _nul, _missing_index, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob, _wrong_size,
+    _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob, _wrong_size,
     _newer_format,
 )  # fmt: skip
 
@@ -101,6 +111,20 @@ def test_one_version_that_cannot_be_read_has_a_way_past_it(
     assert tree_of(fourth.directory) == tree_of(victim.directory)
     with pytest.raises(UsageError, match="was skipped before"):
         victim.skip(bad, PASSPHRASE)
+
+
+def test_an_index_that_is_nowhere_before_anything_was_pushed_has_a_way_past_it(lab: Lab) -> None:
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    with insider(lab.clone(urls, device="mallory")) as m:
+        bad = _index_alone(m)
+    write(victim.directory, {"mine": b"m"})
+    with pytest.raises(UnreadableError, match=f"version {bad}, which mallory wrote"):
+        victim.push()
+    assert victim.skip(bad, PASSPHRASE).skipped == (bad,)
+    victim.pull()
+    assert victim.push().changes.added == (b"mine",)
+    assert tree_of(lab.clone(urls, device="third").directory) == tree_of(victim.directory)
 
 
 def test_who_is_at_the_version_keeps_its_files(lab: Lab) -> None:
