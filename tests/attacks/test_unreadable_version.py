@@ -75,8 +75,8 @@ def _index_alone(m: Insider) -> int:
 
 
 WAYS = (
-    _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob, _wrong_size,
-    _newer_format,
+    _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob,
+    _wrong_size, _newer_format,
 )  # fmt: skip
 
 
