@@ -63,7 +63,9 @@ def test_where_a_directory_tells_names_apart_a_name_stands_for_itself(at: Any) -
     """`readme` is gone: its row must not vouch for another file."""
     work = at(QuietDisk(), {b"README": b"1"}, (b"readme",))
     assert b"README" in listed(work, b"", {b"README": entry(b"1"), b"readme": entry(b"1")})
-    assert not Presence(work.tree, work.db).is_shadowed(b"readme")
+    presence = Presence(work.tree, work.db)
+    assert not presence.is_shadowed(b"readme")
+    assert not presence.is_shadowed(b"ReadMe")  # never was here
 
 
 def test_of_twins_that_are_both_listed_each_is_here(at: Any) -> None:
@@ -91,6 +93,7 @@ def test_a_name_that_the_disk_spells_in_its_own_way_is_here(at: Any) -> None:
 
 
 def test_the_row_that_tells_what_a_listed_name_is_lies_beside_it(at: Any) -> None:
-    """One of the same name in the root says nothing of it."""
-    work = at(Mac(), {b"d": DIR, b"d/README": b"1"}, (b"README", b"d/readme"))
+    """One of the same name in the root says nothing of it, nor do those of other names."""
+    others = {b"d/%d" % n: b"" for n in range(20)}
+    work = at(Mac(), {b"d": DIR, b"d/README": b"1", **others}, (b"README", b"d/readme", *others))
     assert not Presence(work.tree, work.db).is_shadowed(b"d/readme")
