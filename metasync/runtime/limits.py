@@ -17,6 +17,7 @@ nothing but the burst. Urgent calls are booked and do not wait, which makes the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
@@ -210,7 +211,7 @@ class Line:
         """How long `who` must wait before it moves so many bytes, at this rate; it has a place from now on."""
         self._pass(now, rate)
         end, size = self._places.get(who, (self._booked, 0))
-        self._booked += size_bytes - size
+        self._shift(end, size_bytes - size)
         end += size_bytes - size
         self._places[who] = (end, size_bytes)
         left_s = 0.0 if rate is None else (end - BURST_S * rate - self._passed) / rate
@@ -222,13 +223,21 @@ class Line:
 
     def leave(self, who: Hashable) -> None:
         """It does not move them after all."""
-        _, size = self._places.pop(who, (0.0, 0))
-        self._booked -= size
+        end, size = self._places.pop(who, (self._booked, 0))
+        self._shift(end, -size)
 
     def count(self, now: float, rate: float | None, size_bytes: int) -> None:
         """So many bytes were moved without a place; fewer than were booked where negative."""
         self._pass(now, rate)
+        self._shift(self._booked if size_bytes > 0 else -math.inf, size_bytes)
+
+    def _shift(self, after: float, size_bytes: int) -> None:
+        """Books so many bytes more or fewer at a point. The places after it move with them: one that stood beyond what
+        is booked would wait for bytes that nobody moves."""
         self._booked += size_bytes
+        for who, (end, size) in self._places.items():
+            if end > after:
+                self._places[who] = end + size_bytes, size
 
     def _pass(self, now: float, rate: float | None) -> None:
         if rate is None:

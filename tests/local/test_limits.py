@@ -198,6 +198,40 @@ def test_a_line_is_used_to_the_full_and_in_turn() -> None:
     assert order == ["a", "b"] * 4  # the small ones do not keep the large ones off
 
 
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from("abc"), st.integers(1, 10_000)),
+        st.tuples(st.just("leave"), st.sampled_from("abc"), st.just(0)),
+        st.tuples(st.just("count"), st.just(""), st.integers(-10_000, 10_000)),
+        st.tuples(st.just("rest"), st.just(""), st.integers(0, 5)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=STEPS, rate=st.sampled_from([1_000.0, 100_000.0]))
+def test_whoever_waits_on_a_line_goes_at_last(steps: list[tuple[str, str, int]], rate: float) -> None:
+    """Whoever else leaves it, asks for another size or did not move what was booked: a place comes up when all bytes
+    that were ever booked could have passed. A push to three backends stood still by this, for good."""
+    line, now, most, wanted = Line(), 100.0, 0.0, dict[str, int]()
+    for what, who, size in steps:
+        if what == "ask":
+            most += size
+            wanted[who] = size
+            if not line.wait_s(now, rate, who, size):
+                line.go(wanted.pop(who) and who)
+        elif what == "leave":
+            line.leave(who)
+            wanted.pop(who, None)
+        elif what == "count":
+            most += max(size, 0)
+            line.count(now, rate, size)
+        else:
+            now += size
+    now += most / rate + 1
+    assert {who: line.wait_s(now, rate, who, size) for who, size in wanted.items()} == dict.fromkeys(wanted, 0.0)
+
+
 def test_a_line_forgets_who_leaves_and_counts_who_did_not_wait() -> None:
     line = Line()
     assert line.wait_s(0.0, 1e6, "a", 10_000_000) == pytest.approx(10 - BURST_S)
