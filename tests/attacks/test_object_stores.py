@@ -1,4 +1,4 @@
-"""An S3, Azure or Google endpoint of an attacker's: it gets no login sent elsewhere, and no client's memory."""
+"""An endpoint of an attacker's that speaks HTTP: it gets no login sent elsewhere, and no client's memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,37 @@ LOGINS = {
     "AWS_SESSION_TOKEN": SECRET,
     "AZURE_STORAGE_SAS_TOKEN": f"sv=1&sig={SECRET}",
     "METASYNC_KEYRING": "off",
+    "METASYNC_WEBDAV_PASSWORD": SECRET,
+    "NETRC": "/nonexistent",
+    "ST_USER": "test:tester",
+    "ST_KEY": SECRET,
 }
-UNSET = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AWS_PROFILE",
-         "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY", "AWS_ENDPOINT_URL")  # fmt: skip
+UNSET = (
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AWS_PROFILE",
+    "AZURE_STORAGE_ACCOUNT",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AWS_ENDPOINT_URL",
+    "METASYNC_WEBDAV_USER",
+    "METASYNC_WEBDAV_HOST",
+    "OS_STORAGE_URL",
+    "OS_AUTH_TOKEN",
+    "OS_AUTH_URL",
+    "ST_AUTH",
+)
 URLS = {
     "s3": "s3://bucket/x?endpoint={endpoint}",
     "azure": "azure://container/x?account=name&endpoint={endpoint}/name",
     "gcs": "gcs://bucket/x?endpoint={endpoint}",
+}
+ALL_URLS = {
+    **URLS,
+    "swift": "swift://bucket/x?auth={endpoint}/login/v1.0",
+    "swift's login": "swift://bucket/x?auth={endpoint}/auth/v1.0",
+    "webdav": "webdav+http://anna@{host}/dav/x",
 }
 LISTS = {"s3": "ListBucketResult", "gcs": "ListBucketResult", "azure": "EnumerationResults"}
 CAP_BYTES = 64 << 20  # where a server that nobody stops gives up, so that a test ends
@@ -86,7 +110,13 @@ class Endless(NamedTuple):
     sent: list[int]  # bytes, by connection, in the order in which they came
 
     def open(self, kind: str) -> Backend:
-        return open_backend(parse_url(URLS[kind].format(endpoint=f"http://127.0.0.1:{self.port}")))
+        host = f"127.0.0.1:{self.port}"
+        return open_backend(parse_url(ALL_URLS[kind].format(endpoint=f"http://{host}", host=host)))
+
+
+LOGGED_IN = (
+    b"HTTP/1.1 200 OK\r\nX-Storage-Url: http://127.0.0.1:%d/v1/a\r\nX-Auth-Token: t\r\nContent-Length: 0\r\n\r\n"
+)
 
 
 @contextlib.contextmanager
@@ -97,7 +127,9 @@ def endless(head: bytes, piece: bytes) -> Iterator[Endless]:
     def serve(line: socket.socket, number: int) -> None:
         with line, contextlib.suppress(OSError):
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-            line.recv(1 << 16)
+            if line.recv(1 << 16).startswith(b"GET /login"):
+                line.sendall(LOGGED_IN % server.getsockname()[1])
+                line.recv(1 << 16)
             line.sendall(head)
             while sent[number] < CAP_BYTES:
                 line.sendall(piece)
@@ -133,7 +165,7 @@ HEAD = b'HTTP/1.1 %d X\r\nContent-Type: application/xml\r\nETag: "' + b"0" * 32 
 CHUNK = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
 
 
-@pytest.mark.parametrize("kind", URLS)
+@pytest.mark.parametrize("kind", ALL_URLS)
 @pytest.mark.parametrize("status", [400, 403, 404, 500, 503])
 def test_the_text_of_a_refusal_has_a_bound(kind: str, status: int) -> None:
     """The endpoint refuses with 400 MB of text, or text that never ends: that took the whole process's memory."""
@@ -141,7 +173,7 @@ def test_the_text_of_a_refusal_has_a_bound(kind: str, status: int) -> None:
         expect_bounded(server, kind, lambda name: name in {"put", "get", "stat", "list"})
 
 
-@pytest.mark.parametrize("kind", URLS)
+@pytest.mark.parametrize("kind", ALL_URLS)
 @pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 999999999999\r\n\r\n"])
 def test_the_answer_to_a_write_or_a_delete_has_a_bound(kind: str, framing: bytes) -> None:
     """Success that goes on: in chunks, or with a length that nothing of ours has."""
@@ -155,7 +187,7 @@ def test_the_answer_to_a_write_or_a_delete_has_a_bound(kind: str, framing: bytes
         expect_bounded(server, kind, lambda name: name in {"get", "list"})
 
 
-@pytest.mark.parametrize("kind", URLS)
+@pytest.mark.parametrize("kind", ALL_URLS)
 @pytest.mark.parametrize(
     ("head", "piece"),
     [

@@ -14,7 +14,6 @@ from metasync.errors import UnreachableError
 from metasync.session import open_backend
 from metasync.testing.faults import FaultyBackend
 
-pytest.importorskip("requests")
 SECRET = "hunter2"
 
 

@@ -1,15 +1,15 @@
-"""What the providers that speak HTTP share: Retry-After (RFC 9110, 10.2.3), proxies, and why there was no answer."""
+"""What the providers that speak HTTP share: Retry-After (RFC 9110, 10.2.3), time-outs, and why there was no answer."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import urlsplit
 
 from metasync.errors import RefusedError, UnreachableError
+from metasync.runtime.sizes import LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
 SILENT_S: Final = 1.0
 """Where a server that asks for fewer requests does not say when to come back."""
@@ -45,61 +45,64 @@ def _time(text: str) -> datetime | None:
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-_STEP = "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY in the environment."
+class ProxyError(OSError):
+    """No line through a proxy; the text says why."""
 
 
-def proxies_for(server: str) -> dict[str, str]:
-    """By scheme, as `requests` takes them. `RefusedError` if the one for this server cannot be used."""
-    import requests.utils
-
-    found: dict[str, str] = requests.utils.get_environ_proxies(server)
-    proxy = requests.utils.select_proxy(server, found)
-    if proxy:
-        _check(proxy, server)
-    return found
+PROXY_STEP: Final = "Check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY in the environment."
 
 
-def _check(proxy: str, server: str) -> None:
-    try:
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        sound = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        sound = False
-    if not sound or parts.scheme not in {"http", "https", "socks4", "socks4a", "socks5", "socks5h"}:
-        raise RefusedError(f"the proxy that the environment names for {server} has no address of one", next_step=_STEP)
-    if parts.scheme.startswith("socks") and importlib.util.find_spec("socks") is None:
-        raise RefusedError(
-            f"the environment names a SOCKS proxy for {server}, which takes the package PySocks",
-            next_step=f"Run: pip install PySocks. Or: {_STEP}",
-        )
+def timeout_s(size_bytes: int) -> int:
+    """How long a call may take that moves so many bytes."""
+    return SMALL_TIMEOUT_S if size_bytes <= SMALL_BYTES_MAX else LARGE_TIMEOUT_S
 
 
-_CAUSES: Final = (  # words of requests, urllib3 and ssl; what they are about, and what is told
+def is_page(headers: Mapping[str, str]) -> bool:
+    """Whether an answer says of itself that it is for people to read. `headers` by their names in small letters."""
+    return headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
+
+
+def authorities(environ: Mapping[str, str], names: Sequence[str]) -> str:
+    """The file, or the folder, of certificates that the first of the variables that is set names; "" for none.
+
+    `RefusedError` if it is not there.
+    """
+    for name in names:
+        if path := environ.get(name):
+            if not os.path.exists(path):
+                raise RefusedError(f"{name} names a file that is not there: {path[:200]}", next_step=f"Check {name}.")
+            return path
+    return ""
+
+
+_CAUSES: Final = (  # words of ssl and socket; what they are about, and what is told
     ("certificate is not yet valid", "clock", "it is not valid yet, if this machine's clock is right"),
     ("certificate has expired", "clock", "it has expired, if this machine's clock is right"),
     ("signed certificate", "signer", "it is signed by itself"),
     ("is not valid for", "name", "it is for another name or address"),
-    ("doesn't match", "name", "it is for another name or address"),
     ("CERTIFICATE_VERIFY_FAILED", "signer", "whoever signed it is not known here"),
-    ("ProxyError", "proxy", "the proxy does not let it through"),
     ("SSLError", "tls", "it does not speak TLS, or none that is safe"),
-    ("NameResolutionError", "network", "its name cannot be resolved"),
-    ("[Errno -", "network", "its name cannot be resolved"),
+    ("gaierror", "network", "its name cannot be resolved"),
     ("Connection refused", "network", "connection refused"),
     ("No route to host", "network", "no connection"),
     ("Network is unreachable", "network", "no connection"),
-    ("imeout", "network", "no answer in time"),
     ("timed out", "network", "no answer in time"),
 )
 
 
 def no_answer(error: BaseException, attempt: str, steps: Mapping[str, str]) -> UnreachableError:
-    """The error of the contract for an exception of requests, urllib3, ssl or socket.
+    """The error of the contract for an exception of ssl or socket.
 
-    `steps`: the next step by its subject: "clock", "signer", "name" (of a certificate), "tls", "proxy", "network".
+    `steps`: the next step by its subject: "clock", "signer", "name" (of a certificate), "tls", "network".
     """
+    about, words = why(error)
+    return UnreachableError(f"{attempt}: {words}", next_step=steps[about])
+
+
+def why(error: BaseException) -> tuple[str, str]:
+    """What an exception of ssl or socket is about (`no_answer`), and why there was no answer, in words."""
     text = f"{type(error).__name__}: {error}"[:_TEXT_CHARS_MAX]
     about, words = next((found[1:] for found in _CAUSES if found[0] in text), ("network", "the connection broke"))
     if about in {"clock", "signer", "name"}:
         words = f"its TLS certificate was not accepted: {words}"
-    return UnreachableError(f"{attempt}: {words}", next_step=steps[about])
+    return about, words

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.object_errors import Dialect, code_in, refusal
-from metasync.backends._shared.race_probe import is_anothers, keeps_creates
+from metasync.backends._shared.race_probe import create_by, keeps_creates
 from metasync.backends._shared.urls import byte_range, server_address
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UnreachableError, UsageError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 if TYPE_CHECKING:
     from metasync.backends._shared.wire import Answer, Reply, Wire
@@ -88,16 +87,7 @@ class ObjectStoreBackend:
         raise NotImplementedError
 
     def create(self, path: str, data: bytes) -> bool:
-        try:
-            answer = self._put("create", path, data, dict([self.if_free]))
-        except UnreachableError:
-            if len(data) > SMALL_BYTES_MAX and is_anothers(self, path, data):
-                return False
-            raise
-        if self._is_taken(answer):
-            return False
-        self._check_put(answer, "create", path, data)
-        return True
+        return create_by(lambda: self._create(path, data), self, path, data)
 
     def put(self, path: str, data: bytes) -> None:
         self._check_put(self._put("put", path, data, {}), "put", path, data)
@@ -109,7 +99,7 @@ class ObjectStoreBackend:
             self.stat(path)
             return b""
         headers = {"range": byte_range(offset, length)} if offset or length is not None else {}
-        with self._exchange("get", path, "GET", headers, answer_bytes_max=max_bytes + 1) as reply:
+        with self._exchange("get", path, "GET", headers) as reply:
             if reply.status == 416:  # begins at or behind the end
                 return b""
             if reply.status not in (200, 206):
@@ -153,7 +143,7 @@ class ObjectStoreBackend:
         following, pages = "", 0
         while pages == 0 or following:
             query = self.listing(top, following)
-            with self._exchange("list", path or ".", "GET", {}, query=query, answer_bytes_max=PAGE_BYTES_MAX) as reply:
+            with self._exchange("list", path or ".", "GET", {}, query=query) as reply:
                 if reply.status != 200:
                     raise self._refusal(reply.answer(), "list", path or ".")
                 body = reply.read(PAGE_BYTES_MAX)
@@ -199,6 +189,13 @@ class ObjectStoreBackend:
                 return "none"
             raise
 
+    def _create(self, path: str, data: bytes) -> bool:
+        answer = self._put("create", path, data, dict([self.if_free]))
+        if self._is_taken(answer):
+            return False
+        self._check_put(answer, "create", path, data)
+        return True
+
     def _put(self, verb: str, path: str, data: bytes, headers: Mapping[str, str]) -> Answer:
         split_path(path)
         with self._exchange(verb, path, "PUT", headers, body=data) as reply:
@@ -233,14 +230,13 @@ class ObjectStoreBackend:
 
     def _exchange(
         self, verb: str, path: str, method: str, headers: Mapping[str, str], *,
-        body: bytes = b"", query: Query | None = None, answer_bytes_max: int | None = None,
+        body: bytes = b"", query: Query | None = None,
     ) -> contextlib.AbstractContextManager[Reply]:  # fmt: skip
         """A request about an object, or about the bucket where there is a query."""
         at = self._root if query is not None else f"{self._root}/{self._prefix}{path}"
         attempt = f"cannot {verb} {path} in {self._where}"
         target, signed = self.signed(Request(method, at, query or (), headers, body))
-        bounds = {} if answer_bytes_max is None else {"answer_bytes_max": answer_bytes_max}
-        return self._wire.exchange(method, target, signed, body, attempt, **bounds)
+        return self._wire.exchange(method, target, signed, body, attempt)
 
     def _check_no_page(self, headers: Mapping[str, str], verb: str, path: str) -> None:
         """A login page comes with status 200, and to an http:// endpoint it can come. Our objects are never HTML."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from metasync.backends.api import Backend
-from metasync.errors import BackendError
+from metasync.errors import BackendError, UnreachableError
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 NAMES: Final = 4  # nginx's MOVE stood 200 races before it failed: few show what many miss (providers.md, section 1.4)
 WRITERS: Final = 8
@@ -36,6 +37,19 @@ def keeps_creates(backend: Backend, *, races: bool = True) -> bool:
         with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
             for name in used:
                 backend.delete(name)  # the first that fails is the last: one may take a minute
+
+
+def create_by(put: Callable[[], bool], backend: Backend, path: str, data: bytes) -> bool:
+    """What `put` says of a create. False also where its answer was lost, and the name has other bytes (`is_anothers`).
+
+    A server may say "taken" before it has read a large body, and close: what it said is lost then.
+    """
+    try:
+        return put()
+    except UnreachableError:
+        if len(data) > SMALL_BYTES_MAX and is_anothers(backend, path, data):
+            return False
+        raise
 
 
 def is_anothers(backend: Backend, path: str, data: bytes) -> bool:

@@ -19,18 +19,22 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote, urlsplit
 
 from metasync.backends._shared.credentials import caution, secret
-from metasync.backends._shared.race_probe import is_anothers
+from metasync.backends._shared.http import timeout_s
+from metasync.backends._shared.race_probe import create_by
 from metasync.backends._shared.urls import byte_range, prefix_of, server_address
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
-from metasync.backends.swift.http import Reply, Wires, answered, not_swift, split_server, timeout_s
+from metasync.backends.swift.http import Wires, answered, not_swift, split_server
 from metasync.backends.swift.login import Login, Tokens, read_login
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
-from metasync.runtime.sizes import SMALL_BYTES_MAX, SMALL_TIMEOUT_S
+from metasync.runtime.sizes import SMALL_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Reply
 
 _SEEN_S = 2.0  # a container counts as there for so long after it was seen; saves a request for each missing object
 _PAGE_NAMES = 5000  # of a listing; Swift gives at most 10,000 at once
@@ -100,13 +104,7 @@ class SwiftBackend:
 
     def create(self, path: str, data: bytes) -> bool:
         split_path(path)
-        try:
-            return self._put("create", path, data, {"If-None-Match": "*"})
-        except UnreachableError:
-            # The server may say "taken" before a large body is through, and close; what it said is lost then.
-            if len(data) > SMALL_BYTES_MAX and is_anothers(self, path, data):
-                return False
-            raise
+        return create_by(lambda: self._put("create", path, data, {"If-None-Match": "*"}), self, path, data)
 
     def put(self, path: str, data: bytes) -> None:
         split_path(path)
@@ -123,7 +121,6 @@ class SwiftBackend:
         within_s = timeout_s(max_bytes if length is None else min(length, max_bytes))
         with self._object("get", "GET", path, headers, within_s=within_s) as reply:
             if reply.status == 416:  # begins at or behind the end
-                reply.answer()
                 return b""
             what = f"{path} in {self._where}"
             self._expect(reply, "get", path, 200, 206)
@@ -167,7 +164,6 @@ class SwiftBackend:
         split_path(path)
         with contextlib.suppress(NotFoundError), self._object("delete", "DELETE", path, {}) as reply:
             self._expect(reply, "delete", path, 204)
-            reply.read(0)
 
     def identity(self) -> bytes:
         """Scope: the storage server. Place: account, container and prefix. Logs in, as only the server knows it."""
@@ -181,7 +177,6 @@ class SwiftBackend:
         for kind, path in (("account", ""), ("container", self._place)):
             with self._asked("HEAD", path, _NEWEST, None, attempt) as reply:
                 if kind == "account" and reply.status in (403, 404):  # often not for a user of one container to see
-                    reply.answer()
                     continue
                 if reply.status == 404:
                     raise self._no_container(attempt)
@@ -251,7 +246,6 @@ class SwiftBackend:
     def _head(self, verb: str, path: str) -> tuple[int, Mapping[str, str]]:
         with self._object(verb, "HEAD", path, _NEWEST) as reply:
             self._expect(reply, verb, path, 200)
-            reply.read(0)
             return _size_and_part(reply)[0], reply.headers
 
     def _page(self, path: str, folder: str, marker: str) -> tuple[tuple[str, int | None], ...]:
@@ -296,7 +290,6 @@ class SwiftBackend:
                 raise answered(reply.answer(), attempt)
             if "x-container-object-count" not in reply.headers:
                 raise not_swift(attempt, "no container")
-            reply.read(0)
         self._seen_at = time.monotonic()
 
     @contextlib.contextmanager
@@ -319,7 +312,6 @@ class SwiftBackend:
                 if reply.status != 401:
                     yield reply
                     return
-                reply.answer()
             if last:
                 break
             token = self._tokens.current(but=token)

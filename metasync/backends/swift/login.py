@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import SERVICE
 from metasync.backends._shared.urls import server_address
-from metasync.backends.swift.http import Answer, answered, not_swift
+from metasync.backends.swift.http import answered, not_swift
 from metasync.errors import BackendError, RefusedError, UnreachableError
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Answer
 
 NEXT_STEP = (
     "Set OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME (Keystone), or ST_AUTH, ST_USER and ST_KEY"
@@ -56,7 +59,7 @@ class Login:
         return self.auth_url or self.storage_url
 
 
-Ask = Callable[[str, str, Mapping[str, str], bytes | None], Answer]
+Ask = Callable[[str, str, Mapping[str, str], bytes | None], "Answer"]
 """One request: (method, url, headers, body). Raises what the network makes of it."""
 
 

@@ -22,12 +22,11 @@ import threading
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 from urllib.parse import quote
 
 from metasync.backends._shared.credentials import caution, is_loopback
-from metasync.backends._shared.http import no_answer
-from metasync.backends._shared.race_probe import is_anothers
+from metasync.backends._shared.race_probe import create_by
 from metasync.backends._shared.urls import byte_range
 from metasync.backends.api import BackendUrl, Listed, LogForm, Space
 from metasync.backends.names import (
@@ -40,10 +39,12 @@ from metasync.backends.names import (
     split_path,
 )
 from metasync.backends.webdav.folder import KIND_AND_SIZE, QUOTA, RemoteFolder
-from metasync.backends.webdav.http import STEPS, Answer, Connection, NoAnswerError, not_the_server
+from metasync.backends.webdav.http import Connection, not_the_server
 from metasync.backends.webdav.login import Showing, find_login, where_to_put_it
-from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
+from metasync.errors import BackendError, NotFoundError, RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Reply
 
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ _LOOKS_AGAIN_S: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # a server removes an
 _CHANGING_S: Final = 3.0  # what was changed so short a time ago may be changing now; servers' times are whole seconds
 _SEEN_MAX: Final = 1 << 12
 _SWEEP_DEPTH_MAX: Final = 16
+_SKIPPED_AT_ONCE_BYTES: Final = 1 << 18
 
 _HOST = re.compile(r"(?:([^\0-\x20]{1,200})@)?([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,60}\])(?::([0-9]{1,5}))?")
 _PORTS = {"https": 443, "http": 80}
@@ -125,14 +127,10 @@ class WebDavBackend:
         parts = split_path(path)
         attempt = self._attempt("create", path)
         if self._folder.is_whole(attempt):
-            try:
-                status = self._folder.upload(attempt, parts, self._folder.url(parts), data, {"If-None-Match": "*"})
-            except UnreachableError:
-                # A server may refuse before it has read all, and close: then there is no answer (as in `s3`).
-                if len(data) > SMALL_BYTES_MAX and is_anothers(self, path, data):
-                    return False
-                raise
-            created = status != 412
+            target, free = self._folder.url(parts), {"If-None-Match": "*"}
+            created = create_by(
+                lambda: self._folder.upload(attempt, parts, target, data, free) != 412, self, path, data
+            )
         else:
             with self._folder.temporary(attempt, parts, data) as temp:
                 created = self._folder.move(attempt, temp, self._folder.url(parts), overwrite=False)
@@ -201,21 +199,23 @@ class WebDavBackend:
     def _get(
         self, parts: tuple[str, ...], path: str, offset: int, length: int | None, max_bytes: int, again: bool
     ) -> bytes:
+        from metasync.backends._shared.wire import BrokenOffError
+
         attempt = self._attempt("get", path)
         headers = {}
         if offset or length is not None:
             headers["Range"] = byte_range(offset, length)
         most = max_bytes if length is None else min(length, max_bytes)
-        with self._folder.ask(attempt, "GET", self._folder.url(parts), headers, None, most) as answer:
-            if answer.status == 416 and headers:  # begins at or behind the end
-                return b""
-            self._check_object(answer, attempt, path, again)
-            try:
+        try:
+            with self._folder.ask(attempt, "GET", self._folder.url(parts), headers, None, most) as answer:
+                if answer.status == 416 and headers:  # begins at or behind the end
+                    return b""
+                self._check_object(answer, attempt, path, again)
                 data = _part(answer, offset, length, max_bytes, attempt)
-            except NoAnswerError as error:
-                if again:
-                    raise _MayPassError from None
-                raise no_answer(error.__cause__ or error, attempt, STEPS) from None
+        except BrokenOffError:
+            if again:
+                raise _MayPassError from None
+            raise
         if path in self._seen and _is_changing(answer):
             with self._folder.ask(attempt, "HEAD", self._folder.url(parts)) as now:
                 if now.status != 200 or _version(now) != _version(answer):
@@ -236,7 +236,7 @@ class WebDavBackend:
                 return found.size
         raise BackendError(f"{attempt}: the server does not say how large it is", retryable=False)
 
-    def _check_object(self, answer: Answer, attempt: str, path: str, again: bool) -> None:
+    def _check_object(self, answer: Reply, attempt: str, path: str, again: bool) -> None:
         """`NotFoundError`, or another, unless this is the answer to a request for an object."""
         if answer.status in {403, 404, 500} and again:
             raise _MayPassError
@@ -323,29 +323,29 @@ def _host_of(url: BackendUrl) -> tuple[str | None, str, int | None]:
     return match[1], match[2].lower(), port
 
 
-def _version(answer: Answer) -> tuple[str | int | None, ...]:
+def _version(answer: Reply) -> tuple[str | int | None, ...]:
     """What an answer says of the object as a whole. wsgidav takes its parts from several looks at the file."""
-    whole = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    etag = answer.headers.get("ETag", "").removeprefix("W/").strip('"')  # weak or strong: some differ by the method
-    return etag, answer.headers.get("Last-Modified"), int(whole[3]) if whole else answer.size or 0
+    whole = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+    etag = answer.headers.get("etag", "").removeprefix("W/").strip('"')  # weak or strong: some differ by the method
+    return etag, answer.headers.get("last-modified"), int(whole[3]) if whole else answer.size or 0
 
 
-def _is_changing(answer: Answer) -> bool:
+def _is_changing(answer: Reply) -> bool:
     """Whether an object was changed a moment ago, by the server's own clock; also if it does not say."""
     try:
-        changed, now = (parsedate_to_datetime(answer.headers[name]) for name in ("Last-Modified", "Date"))
+        changed, now = (parsedate_to_datetime(answer.headers[name]) for name in ("last-modified", "date"))
         return (now - changed).total_seconds() <= _CHANGING_S
     except (KeyError, ValueError, TypeError):
         return True
 
 
-def _part(answer: Answer, offset: int, length: int | None, max_bytes: int, attempt: str) -> bytes:
+def _part(answer: Reply, offset: int, length: int | None, max_bytes: int, attempt: str) -> bytes:
     """The part of an object that was asked for, from an answer that holds it, or all of the object."""
-    if answer.headers.get("Content-Encoding", "identity").lower() != "identity" or not answer.ends_for_sure:
+    if answer.headers.get("content-encoding", "identity").lower() != "identity" or not answer.ends_for_sure:
         raise BackendError(f"{attempt}: the server sent it compressed, or does not say where it ends", retryable=False)
     first, size, match = 0, answer.size, None
     if answer.status == 206:
-        match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
         if match is None or int(match[1]) != offset:
             raise BackendError(f"{attempt}: the answer holds another part than was asked for")
         first, size = offset, int(match[3])
@@ -361,16 +361,11 @@ def _part(answer: Answer, offset: int, length: int | None, max_bytes: int, attem
     return data
 
 
-def _cut(answer: Answer, skip: int, count: int) -> bytes:
+def _cut(answer: Reply, skip: int, count: int) -> bytes:
     """`count` bytes of a body behind the first `skip`, and no more of it than that is read."""
-    kept: list[bytes] = []
-    for piece in answer.pieces():
-        if skip >= len(piece):
-            skip -= len(piece)
-            continue
-        taken = piece[skip : skip + count]
-        skip, count = 0, count - len(taken)
-        kept.append(taken)
-        if not count:
-            break
-    return kept[0] if len(kept) == 1 else b"".join(kept)
+    while skip:
+        skipped = len(answer.read(min(skip, _SKIPPED_AT_ONCE_BYTES)))
+        if not skipped:
+            return b""
+        skip -= skipped
+    return answer.read(count)

@@ -12,23 +12,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from metasync.backends._shared.http import no_answer
+from metasync.backends._shared.http import timeout_s
 from metasync.backends.names import TEMP_PREFIX
-from metasync.backends.webdav.http import (
-    STEPS,
-    Answer,
-    Connection,
-    NoAnswerError,
-    no_folder,
-    no_room,
-    not_the_server,
-    refusal,
-)
+from metasync.backends.webdav.http import Connection, no_folder, no_room, not_the_server, refusal
 from metasync.backends.webdav.xml import Found, NotXmlError, below, read_multistatus
 from metasync.errors import BackendError, NotFoundError, UnreachableError
 from metasync.runtime.sizes import KNOWN_FOLDERS_MAX, LEFT_OVER_MAX, SMALL_BYTES_MAX
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Reply
 
 ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
 _ROOM_BYTES: Final = 1 << 16  # that a server takes beside an object: folders, blocks that are not full
@@ -85,15 +79,12 @@ class RemoteFolder:
         headers: dict[str, str] | None = None,
         data: bytes | None = None,
         down_bytes_max: int = 0,
-    ) -> Answer:
-        try:
-            return self._http.ask(method, target, headers or {}, data, down_bytes_max)
-        except NoAnswerError as error:
-            raise no_answer(
-                error.__cause__ or error, attempt, STEPS
-            ) from None  # what the library says may hold the proxy's password
+    ) -> contextlib.AbstractContextManager[Reply]:
+        """One request. `down_bytes_max`: what is wanted of the answer."""
+        within_s = timeout_s(max(len(data or b""), down_bytes_max))
+        return self._http.ask(attempt, method, target, headers or {}, data, within_s=within_s)
 
-    def refusal(self, answer: Answer, attempt: str) -> BackendError:
+    def refusal(self, answer: Reply, attempt: str) -> BackendError:
         return refusal(answer.status, answer.headers, attempt, self._server, self._login_hint)
 
     def absent(self, attempt: str) -> NotFoundError:
@@ -125,8 +116,6 @@ class RemoteFolder:
                     found = read_multistatus(_bounded(answer), self._server + url)
                 except NotXmlError:
                     raise not_the_server(attempt) from None
-                except NoAnswerError as error:
-                    raise no_answer(error.__cause__ or error, attempt, STEPS) from None
                 if not folder and not any(item.is_folder for item in found):
                     raise no_folder(attempt) if found else not_the_server(attempt)
                 self.saw()
@@ -248,7 +237,7 @@ class RemoteFolder:
     def _says_whole(self, attempt: str) -> bool:
         with self.ask(attempt, "OPTIONS", self._root + "/") as answer:
             if answer.status < 300:
-                return any(sign in answer.headers.get("DAV", "") for sign in _WHOLE)
+                return any(sign in line for sign in _WHOLE for line in answer.each("dav"))
             if answer.status in {405, 501}:
                 return False
             raise self.lost(attempt) if answer.status == 404 else self.refusal(answer, attempt)
@@ -307,7 +296,7 @@ class RemoteFolder:
                 self._known.add(folder)
 
 
-def _bounded(answer: Answer) -> Iterator[bytes]:
+def _bounded(answer: Reply) -> Iterator[bytes]:
     left = _LIST_BYTES_MAX
     for piece in answer.pieces():
         left -= len(piece)

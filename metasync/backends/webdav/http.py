@@ -1,22 +1,19 @@
-"""Requests to one WebDAV server, by `requests`, and what refusals mean. One attempt each, and no redirect followed.
-
-Proxies and trusted certificates, which the library would read anew for every request, are read once.
-"""
+"""Requests to one WebDAV server, over `wire`: its login and its session; and what refusals mean."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from types import TracebackType
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
-from metasync.backends._shared.http import SILENT_S, proxies_for, retry_after_s
+from metasync.backends._shared.http import PROXY_STEP, SILENT_S, authorities, retry_after_s
 from metasync.backends.webdav.login import Showing
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
-from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Reply
 
 _QUOTED_CHARS_MAX: Final = 200
 
@@ -25,13 +22,11 @@ _ADDRESS: Final = (
     "Check the URL. Nextcloud: webdav://HOST/remote.php/dav/files/NAME/FOLDER; ownCloud: the same;"
     " Koofr: webdav://app.koofr.net/dav/Koofr/FOLDER."
 )
-_PROXY: Final = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment."
 STEPS: Final = {
     "clock": "Check this machine's clock first, then the server's certificate.",
     "signer": "Name a file with the certificate of whoever signed it: REQUESTS_CA_BUNDLE=/path/ca.pem.",
     "name": "Check the host in the URL.",
     "tls": "Without TLS the URL begins with webdav+http://.",
-    "proxy": _PROXY,
     "network": "Check the URL and the network.",
 }
 """What to do where there was no answer, for `no_answer`."""
@@ -55,7 +50,7 @@ def refusal(status: int, headers: Mapping[str, str], attempt: str, url: str, log
     if status < 400:
         return _redirected(headers, attempt, url)
     if status == 407:
-        return UnreachableError(f"{attempt}: the proxy asks for a login (407)", next_step=_PROXY)
+        return UnreachableError(f"{attempt}: the proxy asks for a login (407)", next_step=PROXY_STEP)
     if status in {405, 501}:
         return RefusedError(f"{said}: what is at this address is no WebDAV folder", next_step=_ADDRESS)
     if status in {413, 414}:
@@ -69,7 +64,7 @@ def refusal(status: int, headers: Mapping[str, str], attempt: str, url: str, log
     if status == 507:
         return no_room(attempt)
     if status in {429, 503}:
-        why = "it is in maintenance" if headers.get("X-Nextcloud-Maintenance-Mode") else "it asks for fewer requests"
+        why = "it is in maintenance" if headers.get("x-nextcloud-maintenance-mode") else "it asks for fewer requests"
         after_s = _retry_after_s(headers)
         return BackendError(f"{said}; {why}", next_step=_AGAIN, retry_after_s=SILENT_S if after_s is None else after_s)
     if status in {408, 409, 412, 425, 499} or status >= 500:
@@ -96,7 +91,7 @@ def no_folder(attempt: str) -> RefusedError:
 def _redirected(headers: Mapping[str, str], attempt: str, url: str) -> BackendError:
     """Never followed: the login would go along. Told, as far as it is an address."""
     try:
-        here, there = urlsplit(url), urlsplit(urljoin(url, headers.get("Location", "")))
+        here, there = urlsplit(url), urlsplit(urljoin(url, headers.get("location", "")))
         host, same = there.hostname or "", (there.hostname or "") == here.hostname
         port = f":{there.port}" if there.port else ""
     except ValueError:
@@ -116,87 +111,12 @@ def _redirected(headers: Mapping[str, str], attempt: str, url: str) -> BackendEr
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    return retry_after_s(headers.get("Retry-After"), headers.get("Date"))
+    return retry_after_s(headers.get("retry-after"), headers.get("date"))
 
 
-_CONNECTIONS_MAX: Final = 32  # kept; beyond that they are closed after use
-_PIECE_BYTES: Final = 1 << 18
-_DRAINED_BYTES_MAX: Final = 1 << 16  # of an answer nobody wants, so that its connection can be kept
-_READ_FIRST_BYTES_MAX: Final = 1 << 14  # so much of a request every server reads before it refuses it
 _CA_VARIABLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
-
-
-class NoAnswerError(Exception):
-    """There was no answer, or not all of it; `__cause__` is what the library raised."""
-
-
-class Answer:
-    """The head of an answer, and its body as far as it is asked for. Leaving its block gives the connection back."""
-
-    def __init__(self, response: Any, failures: tuple[type[BaseException], ...], until: float, sent_bytes: int) -> None:
-        self.status: int = response.status_code
-        self.headers: Mapping[str, str] = response.headers
-        self._response = response
-        self._failures = failures
-        self._until = until
-        # What a server refused without having read it would be taken for the next request.
-        self._is_in_order = self.status < 400 or sent_bytes <= _READ_FIRST_BYTES_MAX
-
-    def __enter__(self) -> Answer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        raw = self._response.raw
-        kept = self._is_in_order and (kind is None or issubclass(kind, Exception))  # such as that it is not there
-        kept = kept and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX and self._drained()
-        if not kept:
-            raw.close()
-        raw.release_conn()
-
-    @property
-    def size(self) -> int | None:
-        """How many bytes its body has, as the head says."""
-        text = self.headers.get("Content-Length", "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
-
-    @property
-    def is_page(self) -> bool:
-        """Whether it says of itself that it is HTML."""
-        return self.headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml"))
-
-    @property
-    def ends_for_sure(self) -> bool:
-        """Whether a body that was cut short would be noticed."""
-        return self.size is not None or "chunked" in self.headers.get("Transfer-Encoding", "").lower()
-
-    def pieces(self) -> Iterator[bytes]:
-        """The body. `NoAnswerError` if it breaks off or takes too long."""
-        return iter(self._next, b"")
-
-    def _next(self) -> bytes:
-        """What came of the body since; b"" at its end. No more is waited for: a server may send a byte a minute."""
-        raw = self._response.raw
-        read = getattr(raw, "read1", raw.read)  # urllib3 1 has no other
-        try:
-            piece: bytes = read(_PIECE_BYTES, decode_content=False)
-            if time.monotonic() > self._until:
-                raise TimeoutError
-        except self._failures as error:
-            self._is_in_order = False
-            raise NoAnswerError from error
-        return piece
-
-    def _drained(self) -> bool:
-        """Whether the rest of the body could be read. False: it is long, or it broke off."""
-        left = _DRAINED_BYTES_MAX
-        try:
-            while left > 0 and (piece := self._next()):
-                left -= len(piece)
-        except NoAnswerError:
-            return False
-        return left > 0
+_COOKIES_MAX: Final = 32  # Nextcloud sets six
+_ALWAYS: Final = {"Accept": "*/*", "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
 
 
 class Connection:
@@ -204,101 +124,54 @@ class Connection:
 
     def __init__(self, server: str, showing: Showing) -> None:
         """`server`: scheme, host and port, as in https://host:8443."""
-        import requests
-        import urllib3
-        from requests.adapters import HTTPAdapter
+        from metasync.backends._shared.wire import Wire
 
-        self._requests = requests
-        self._failures: tuple[type[BaseException], ...] = (
-            requests.RequestException,
-            urllib3.exceptions.HTTPError,
-            OSError,
-            ValueError,  # a head that http.client cannot take apart
-        )
-        self._server = server
         self._showing = showing
-        self._proxies = proxies_for(server)
-        self._verify = _certificates()
-        # Not a `Session`: it takes a redirect's target apart and reads all of its body even where it does not follow.
-        settings: dict[str, Any] = {"pool_connections": 1, "pool_maxsize": _CONNECTIONS_MAX, "max_retries": 0}
-        self._new_adapter: Callable[[], Any] = partial(HTTPAdapter, **settings)
-        self._adapter, self._process = self._new_adapter(), os.getpid()
-        self._cookies = requests.cookies.RequestsCookieJar()
-        self._closed = False
+        self._wire = Wire(server, steps=STEPS, authorities=authorities(os.environ, _CA_VARIABLES))
+        self._cookies: Mapping[str, str] = {}
 
+    @contextlib.contextmanager
     def ask(
-        self, method: str, target: str, headers: Mapping[str, str], data: bytes | None, down_bytes_max: int
-    ) -> Answer:
-        """Makes one request for `target`, an encoded path; a second one only to show the login. `NoAnswerError`."""
-        assert not self._closed, "the backend was closed"
-        sent = self._showing.header(method, target)
-        answer = self._send(method, target, headers, data, down_bytes_max, sent)
-        # All lines of the header; `requests` joins them, and a challenge has commas of its own.
-        challenges = answer._response.raw.headers.getlist("WWW-Authenticate") if answer.status == 401 else []
-        if answer.status == 401 and self._showing.asked(challenges, sent):
-            with answer:
-                sent = self._showing.header(method, target)
-            return self._send(method, target, headers, data, down_bytes_max, sent)
-        return answer
+        self, attempt: str, method: str, target: str, headers: Mapping[str, str], data: bytes | None,
+        *, within_s: int,
+    ) -> Iterator[Reply]:  # fmt: skip
+        """Makes one request for `target`, an encoded path; a second one only to show the login.
+
+        `UnreachableError` if there is no answer; `BrokenOffError` if there is not all of it.
+        """
+        shown = self._showing.header(method, target)
+        for last in (False, True):
+            sent = {**_ALWAYS, **headers}
+            if self._cookies:
+                sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
+            if shown is not None:
+                sent["Authorization"] = shown
+            with self._wire.exchange(method, target, sent, data or b"", attempt, within_s=within_s) as reply:
+                self._keep_session(reply)
+                asked = not last and reply.status == 401 and self._showing.asked(reply.each("www-authenticate"), shown)
+                if not asked:
+                    yield reply
+                    return
+            shown = self._showing.header(method, target)
 
     def close(self) -> None:
-        self._closed = True
-        self._adapter.close()
+        self._wire.close()
 
-    def _send(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        data: bytes | None,
-        down_bytes_max: int,
-        authorization: str | None,
-    ) -> Answer:
-        if self._process != os.getpid():  # forked: on the old connections each process would hear the other's answers
-            self._adapter, self._process = self._new_adapter(), os.getpid()
-        large = max(len(data or b""), down_bytes_max) > SMALL_BYTES_MAX
-        timeout_s = LARGE_TIMEOUT_S if large else SMALL_TIMEOUT_S
-        request = self._requests.PreparedRequest()
-        request.method = method
-        request.url = self._server + target
-        # Made by hand: `prepare` would take the address apart and encode it anew, for half of a small call's time.
-        request.headers = self._requests.structures.CaseInsensitiveDict(
-            {"User-Agent": "metasync", "Accept": "*/*", "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
-        )
-        request.headers.update(headers)
-        request.hooks = {"response": []}
-        if data is not None:
-            request.body = data
-            request.headers["Content-Length"] = str(len(data))
-        if authorization is not None:
-            request.headers["Authorization"] = authorization
-        if self._cookies:  # Nextcloud begins a session for each request that brings none
-            request.prepare_cookies(self._cookies)
-        until = time.monotonic() + timeout_s
-        try:
-            response = self._adapter.send(
-                request,
-                stream=True,
-                timeout=(CONNECT_TIMEOUT_S, timeout_s),
-                verify=self._verify,
-                proxies=self._proxies,
-            )
-        except self._failures as error:
-            raise NoAnswerError from error
-        if response.status_code < 200:  # such as 103: what it announces would be read as the answer to another request
-            response.raw.close()
-            raise NoAnswerError
-        if response.cookies:
-            self._cookies.update(response.cookies)
-        return Answer(response, self._failures, until, len(data or b""))
+    def _keep_session(self, reply: Reply) -> None:
+        """Keeps the cookies that an answer sets: Nextcloud begins a session for each request that brings none."""
+        values = reply.each("set-cookie")
+        if not values:
+            return
+        from http.cookies import CookieError, SimpleCookie  # 3 ms, and most servers have no sessions
 
-
-def _certificates() -> str | bool:
-    """Where the certificates to trust are; True: those that come with the library."""
-    for name in _CA_VARIABLES:
-        path = os.environ.get(name)
-        if path:
-            if not os.path.exists(path):
-                raise RefusedError(f"{name} names a file that is not there", next_step=f"Check {name}={path[:200]}")
-            return path
-    return True
+        cookies = dict(self._cookies)
+        for value in values:
+            found: SimpleCookie = SimpleCookie()
+            with contextlib.suppress(CookieError):
+                found.load(value)
+            for name, cookie in found.items():
+                if cookie["max-age"].startswith(("0", "-")):
+                    cookies.pop(name, None)
+                elif name in cookies or len(cookies) < _COOKIES_MAX:
+                    cookies[name] = cookie.coded_value
+        self._cookies = cookies  # whole: other threads read it meanwhile

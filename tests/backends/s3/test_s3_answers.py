@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import threading
 import time
@@ -188,6 +189,22 @@ def test_a_redirect_takes_no_signature_along_and_is_no_success(
         assert call in (CALLS["list"], CALLS["delete"]), "a page is no success"
     assert "authorization" in script.heads[0]
     assert not any("authorization" in head for head in script.heads if "login" in head["path"])
+
+
+def test_a_refusal_keeps_its_connection_unless_the_server_may_have_left_some_of_the_request_unread(
+    script: Script,
+) -> None:
+    script.answer = lambda *_: Answer(404, xml("NoSuchKey"))
+    with contextlib.closing(script.open()) as backend:
+        for _ in range(5):
+            with pytest.raises(NotFoundError):
+                backend.get("d/a", max_bytes=9)
+        assert len(script.clients) == 1
+        script.answer = lambda *_: Answer(403, xml("AccessDenied"))
+        for size_bytes in (1 << 20, 1):
+            with pytest.raises(RefusedError):
+                backend.put("d/a", bytes(size_bytes))
+        assert len(script.clients) == 2
 
 
 def test_large_answers_share_the_connections_of_small_ones(script: Script) -> None:

@@ -21,7 +21,6 @@ from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 pytestmark = pytest.mark.usefixtures("environment")
 
-pytest.importorskip("swiftclient")
 
 ON_OBJECTS = {name: call for name, call in CALLS.items() if name not in ("list", "space")}
 
@@ -175,7 +174,7 @@ def test_a_success_that_may_be_none(fake: Fake, kind: str, answer: Answer) -> No
 
 
 def test_no_redirect_is_followed(fake: Fake) -> None:
-    """requests would go there with the token in the head, and swiftclient lets it."""
+    """It would get the token."""
     with serving() as thief:
         thief.answer = thief.log_in = lambda _: Answer(200, b"", META)
         fake.answer = lambda _: Answer(302, PAGE, {"Location": f"{thief.root}/v1/AUTH_test/bucket/x"})
@@ -437,16 +436,8 @@ def test_urls() -> None:
     assert url.capacity_bytes == 5 * 10**9
 
 
-def test_what_to_install(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "swiftclient", None)
-    with pytest.raises(UsageError, match=r"pip install 'metasync\[swift\]'"):
-        opened(fake)
-
-
 def test_nothing_is_imported_before_it_is_opened() -> None:
     code = "import sys; from metasync.backends.registry import parse_url; parse_url('swift://c/p');"
-    code += (
-        "print([m for m in ('requests', 'urllib3', 'swiftclient', 'keystoneclient', 'keyring') if m in sys.modules])"
-    )
+    code += "print([m for m in ('http.client', 'requests', 'urllib3', 'swiftclient', 'keyring') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

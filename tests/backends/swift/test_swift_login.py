@@ -13,8 +13,8 @@ import pytest
 from swift_fake import KEY, META, PAGE, Answer, Fake, Request, serving
 
 from metasync.backends._shared import credentials
+from metasync.backends._shared.wire import Answer as Told
 from metasync.backends.registry import open_backend, parse_url
-from metasync.backends.swift.http import Answer as Told
 from metasync.backends.swift.login import Login, Tokens, read_login
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
@@ -286,7 +286,6 @@ def test_the_keyring(keyring: dict[tuple[str, str], str], monkeypatch: pytest.Mo
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    pytest.importorskip("swiftclient")
     for name in [name for name in os.environ if name.startswith(("OS_", "ST_")) or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("METASYNC_KEYRING", "off")

@@ -22,8 +22,6 @@ from metasync.testing import contract
 
 pytestmark = pytest.mark.usefixtures("login")
 
-pytest.importorskip("requests")
-
 
 SMALLER = replace(SMALL, race_names=24, race_final_reads=24, kills=2, versions=4, rounds=4)
 
@@ -337,7 +335,7 @@ def test_nobody_listens() -> None:
 
 
 def test_a_server_that_hangs(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metasync.backends.webdav import http
+    from metasync.backends._shared import http
 
     monkeypatch.setattr(http, "SMALL_TIMEOUT_S", 0.2)
     over = threading.Event()
@@ -350,7 +348,7 @@ def test_a_server_that_hangs(script: Script, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("status", [200, 404, 503])
 def test_a_body_that_drips(script: Script, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """A byte now and then is no reason to wait for the next, in what is asked for or in a refusal."""
-    from metasync.backends.webdav import http
+    from metasync.backends._shared import http
 
     monkeypatch.setattr(http, "SMALL_TIMEOUT_S", 0.3)
     folder = multistatus(entry("/dav/x/", None))

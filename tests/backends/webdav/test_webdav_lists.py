@@ -11,7 +11,6 @@ from metasync.errors import UnreachableError
 
 pytestmark = pytest.mark.usefixtures("login")
 
-pytest.importorskip("requests")
 
 # Lists.
 

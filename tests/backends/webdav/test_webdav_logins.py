@@ -15,8 +15,6 @@ from metasync.backends.registry import open_backend, parse_url, schemes
 from metasync.backends.webdav.login import Challenge, Login, Showing, digest_header, find_login, read_challenges
 from metasync.errors import RefusedError, UsageError
 
-pytest.importorskip("requests")
-
 NETRC = "machine cloud.example login anna password from-netrc\nmachine other.example login bob password b\n"
 NETRC += "machine ::1 login six password 6\n"
 

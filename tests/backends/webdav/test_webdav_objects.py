@@ -12,7 +12,6 @@ from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 pytestmark = pytest.mark.usefixtures("login")
 
-pytest.importorskip("requests")
 
 # Writing.
 
