@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -51,7 +52,7 @@ class Request:
     body: bytes
 
 
-class ObjectStoreBackend:
+class ObjectStoreBackend(ABC):
     """A prefix of a bucket. It makes no request before the first call, and keeps its connections until `close`."""
 
     scheme: ClassVar[str]
@@ -78,13 +79,13 @@ class ObjectStoreBackend:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
 
+    @abstractmethod
     def signed(self, request: Request) -> tuple[str, Mapping[str, str]]:
         """The target of a request, path and query as they are sent, and its headers, with what shows who asks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def listing(self, prefix: str, following: str) -> Query:
         """The query that asks for a page of the names that begin with `prefix`, up to the next slash."""
-        raise NotImplementedError
 
     def create(self, path: str, data: bytes) -> bool:
         return create_by(lambda: self._create(path, data), self, path, data)
@@ -251,8 +252,9 @@ class ObjectStoreBackend:
         self._knows_no_such_call |= answer.status == 501
         return refusal(answer, verb, path, self._where, self.dialect)
 
+    @abstractmethod
     def _see(self, e_tag: str | None, data: bytes) -> None:
-        """Notes a whole object and its tag. Here tags mean nothing."""
+        """Notes a whole object and its tag."""
 
 
 class TagsAreDigests(ObjectStoreBackend):

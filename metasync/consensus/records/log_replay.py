@@ -21,6 +21,7 @@ the acceptor gives no promise and no vote in this version. An entry of a newer f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -211,7 +212,7 @@ class VoidError(Exception):
 
 
 @dataclass(eq=False)
-class Replay:
+class Replay(ABC):
     """What is known of one acceptor in the version after `base`: as a log (`Log`), or as blocks (`block_replay`).
 
     `void_values`: why values that were proposed here are VOID, with the devices that proposed them. `elsewhere`: the
@@ -263,9 +264,9 @@ class Replay:
         """True when the last round there is was promised here: nobody can go above it."""
         return self.promised.n >= ROUND_MAX
 
+    @abstractmethod
     def takes(self, size: int) -> bool:
         """True while one more message, of so many bytes, poisons nothing by its length."""
-        raise NotImplementedError
 
     def lacks(self, rnd: Round) -> bool:
         """True when this round was not promised here, and never can be."""
