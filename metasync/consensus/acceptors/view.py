@@ -301,8 +301,6 @@ class AcceptorView(ABC):
 
     def read_floor(self) -> Task:
         """Looks whether a floor covers this version. -> bool: none does, and what this acceptor lacks counts."""
-        if self.reach() is None:
-            return False
         asked = yield Now()
         found = yield from self.get(floor_path(self.acceptor_id, covering(self.v)))
         if found is None:
@@ -321,8 +319,6 @@ class AcceptorView(ABC):
         """
         memory, last = self.memory, self.memory.last
         assert last is not None
-        if self.reach() is None:
-            return False
         epoch, seen = last
         path = self.path_of(seen, epoch)
         for _ in range(AUDIT_TRIES):
