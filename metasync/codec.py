@@ -129,8 +129,10 @@ class Reader:
         except UnicodeDecodeError as e:
             raise self.fail("text is not UTF-8") from e
 
-    def count(self, n: int, least_bytes_each: int) -> int:
-        """Checks a count against what is left, so that nothing is allocated for a lie."""
+    def count(self, n: int, least_bytes_each: int, most: int | None = None) -> int:
+        """Checks a count against its bound and what is left, so that nothing is allocated for a lie."""
+        if most is not None and n > most:
+            raise self.fail(f"{n} items, at most {most}")
         if n * least_bytes_each > len(self.data) - self.pos:
             raise self.fail(f"{n} items cannot fit")
         return n

@@ -272,9 +272,9 @@ def decode_device_set(data: bytes, ns_id: bytes, *, known: bool = False) -> Devi
     r = Reader(data, "device set")
     check_format(r.u8(), "the device set")
     policy = r.bytes32(POLICY_BYTES_MAX)
-    raw = [r.bytes16(CERTIFICATE_BYTES_MAX) for _ in range(_bounded(r, DEVICES_MAX, 2))]
-    ids = tuple(r.take(16) for _ in range(_bounded(r, ENDED_MAX, 16)))
-    keys = tuple(r.take(32) for _ in range(_bounded(r, ENDED_MAX, 32)))
+    raw = [r.bytes16(CERTIFICATE_BYTES_MAX) for _ in range(r.count(r.u16(), 2, DEVICES_MAX))]
+    ids = tuple(r.take(16) for _ in range(r.count(r.u16(), 16, ENDED_MAX)))
+    keys = tuple(r.take(32) for _ in range(r.count(r.u16(), 32, ENDED_MAX)))
     tags = r.tags()
     r.end()
     out = DeviceSet(policy, tuple(decode_certificate(c) for c in raw), ids, keys, tags)
@@ -288,13 +288,6 @@ def decode_device_set(data: bytes, ns_id: bytes, *, known: bool = False) -> Devi
         if not out.admits(certificate):
             raise FormatError(f"device set: the certificate of device {certificate.device_id.hex()} is not valid")
     return out
-
-
-def _bounded(r: Reader, most: int, least_bytes_each: int) -> int:
-    n = r.count(r.u16(), least_bytes_each)
-    if n > most:
-        raise r.fail(f"{n} items, at most {most}")
-    return n
 
 
 LOGINS_TAG: Final = 1

@@ -198,7 +198,7 @@ def voters(config: Config) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def allowing(policy: Policy, config: Config, admin_private: bytes, **changes: Any) -> Policy:
-    """The policy with these changes, in which it is no stricter than `config`."""
+    """The policy with these changes, loosened as far as `config` needs it, and signed."""
     copies, f = min(policy.copies, config.survives.copies + 1), min(policy.f, config.f)
     return policy.signed(admin_private, copies=copies, f=f, acceptors=voters(config), **changes)
 
@@ -250,14 +250,14 @@ def decode_policy(data: bytes) -> Policy:
     chain = decode_chain(r)
     era, version, min_fmt, keyring, encrypted = r.u32(), r.u64(), r.u8(), r.take(32), r.u8()
     steps = tuple(
-        tuple(r.text16(STEP_BYTES_MAX) for _ in range(_bounded(r, r.u8(), STEPS_MAX, 2)))
-        for _ in range(_bounded(r, r.u16(), CHAINS_MAX, 1))
+        tuple(r.text16(STEP_BYTES_MAX) for _ in range(r.count(r.u8(), 2, STEPS_MAX)))
+        for _ in range(r.count(r.u16(), 1, CHAINS_MAX))
     )
     copies, f = r.u8(), r.u8()
-    named = tuple((r.take(16), r.take(32)) for _ in range(_bounded(r, r.u8(), ACCEPTORS_MAX, 48)))
-    slots = tuple((r.u8(), r.take(32)) for _ in range(_bounded(r, r.u16(), SLOTS_MAX, 33)))
-    ids = tuple(r.take(16) for _ in range(_bounded(r, r.u16(), REVOKED_MAX, 16)))
-    keys = tuple(r.take(32) for _ in range(_bounded(r, r.u16(), REVOKED_MAX, 32)))
+    named = tuple((r.take(16), r.take(32)) for _ in range(r.count(r.u8(), 48, ACCEPTORS_MAX)))
+    slots = tuple((r.u8(), r.take(32)) for _ in range(r.count(r.u16(), 33, SLOTS_MAX)))
+    ids = tuple(r.take(16) for _ in range(r.count(r.u16(), 16, REVOKED_MAX)))
+    keys = tuple(r.take(32) for _ in range(r.count(r.u16(), 32, REVOKED_MAX)))
     tags = r.tags()
     out = Policy(
         chain, era, version, min_fmt, keyring, bool(encrypted), steps, copies, f, named, slots, ids, keys, tags,
@@ -276,9 +276,3 @@ def decode_policy(data: bytes) -> Policy:
     for kind, _ in slots:
         check_kind(kind, RECOVERY, "a key slot of the policy")
     return out
-
-
-def _bounded(r: Reader, n: int, most: int, least_bytes_each: int) -> int:
-    if n > most:
-        raise r.fail(f"{n} items, at most {most}")
-    return r.count(n, least_bytes_each)
