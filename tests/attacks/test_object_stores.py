@@ -108,6 +108,7 @@ class Endless(NamedTuple):
 
     port: int
     sent: list[int]  # bytes, by connection, in the order in which they came
+    begun: list[int]  # the connections on which it began, by their numbers
 
     def open(self, kind: str) -> Backend:
         host = f"127.0.0.1:{self.port}"
@@ -122,6 +123,7 @@ LOGGED_IN = (
 @contextlib.contextmanager
 def endless(head: bytes, piece: bytes) -> Iterator[Endless]:
     sent: list[int] = []
+    begun: list[int] = []
     piece *= max(1, (1 << 16) // len(piece))
 
     def serve(line: socket.socket, number: int) -> None:
@@ -130,6 +132,7 @@ def endless(head: bytes, piece: bytes) -> Iterator[Endless]:
             if line.recv(1 << 16).startswith(b"GET /login"):
                 line.sendall(LOGGED_IN % server.getsockname()[1])
                 line.recv(1 << 16)
+            begun.append(number)
             line.sendall(head)
             while sent[number] < CAP_BYTES:
                 line.sendall(piece)
@@ -146,7 +149,7 @@ def endless(head: bytes, piece: bytes) -> Iterator[Endless]:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
-        yield Endless(server.getsockname()[1], sent)
+        yield Endless(server.getsockname()[1], sent, begun)
         server.shutdown(socket.SHUT_RDWR)
     thread.join(60)
 
@@ -159,6 +162,7 @@ def expect_bounded(server: Endless, kind: str, calls: Callable[[str], bool] = la
                 call(backend)
             assert not isinstance(caught.value, NotFoundError), name
             assert sum(server.sent[before:]) < HEARD_BYTES_MAX, (name, server.sent)
+            assert {*range(before, len(server.sent))} & {*server.begun}, (name, "it never heard of it")
 
 
 HEAD = b'HTTP/1.1 %d X\r\nContent-Type: application/xml\r\nETag: "' + b"0" * 32 + b'"\r\n'
