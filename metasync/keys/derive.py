@@ -252,7 +252,7 @@ def device_recipient(public: Recipient) -> Recipient:
 
 
 def slot_recipient(key: bytes) -> Recipient:
-    """Of who opens a key slot: told from its key, of which it says nothing."""
+    """The id of a slot's key, derived from the key. It reveals nothing of the key."""
     return Recipient(SLOT_KEY, derive(key, "slot id"))
 
 

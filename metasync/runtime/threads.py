@@ -66,8 +66,8 @@ class Pool:
 class Inbox:
     """Messages from any thread for the one thread that takes them, in order.
 
-    `queue.SimpleQueue` is not good enough: of CPython 3.11 it waits for ever where the time it was given has passed
-    before it begins to wait, as it does on a busy machine.
+    `queue.SimpleQueue` of CPython 3.11 does not serve: it waits for ever if its time-out passes before it begins to
+    wait, as happens on a busy machine.
     """
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ another spelling); or if its directory is itself deleted, or has become a file. 
 unreadable or unmounted directories, names that are ignored now, nested workspaces, special files, and everything behind
 a symlink that took a directory's place.
 
-A *missing* path is not here and will not come back by itself, though nobody deleted it: it went while it was ignored,
-a copy of the folder lacks it (the rows are of the original), or the agreed file has no room here, and what stood in its
-place was an older one. It loses its row, so that its absence never says
-anything again, and the next checkout brings it.
+A *missing* path is not here and will not come back by itself, though nobody deleted it. It went while it was ignored;
+or this folder is a copy that lacks it, and the rows are the original's; or its agreed file has no room here, and what
+is gone was an older one. It loses its row, so that its absence never says anything again, and the next checkout brings
+it.
 """
 
 from __future__ import annotations

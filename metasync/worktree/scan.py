@@ -46,7 +46,7 @@ from metasync.worktree.overlay import Tree
 from metasync.worktree.pending_reads import HELD_MAX
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
-WAITS: Final = "a newer version of it is agreed, which has no room here: what you have made of it waits for that"
+WAITS: Final = "your change of it waits: the newer version that is agreed has no room on this disk; free some space"
 MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
 
 

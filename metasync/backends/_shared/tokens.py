@@ -1,8 +1,8 @@
 """Keys and tokens that a machine or a service hands to whoever asks, kept until shortly before they end.
 
 The times and bounds here are for all three clouds. Amazon has a container's address (ECS, EKS), a web identity (STS),
-and the role of the machine (IMDS, version 2). Whom they ask is the machine's own, or what the environment names; never
-what a URL of a backend names.
+and the role of the machine (IMDS, version 2). They ask the machine's own service or the one that the environment names,
+never one that a backend's URL names.
 """
 
 from __future__ import annotations
