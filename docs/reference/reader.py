@@ -1151,26 +1151,24 @@ class Contents:
 
     def history(self) -> Iterator[Record]:
         """The snapshots (F 4) from the newest on, each followed by its first parent; `version` is what it says."""
-        at, above = self.state.master, self.state.v + 1
+        at, above, dropped = self.state.master, self.state.v + 1, self.dropped()
         while any(at):
-            try:
-                snapshot = read(SNAPSHOT_FIELDS, self.object(SNAPSHOT, at), "a snapshot")
-            except DamageError as problem:
-                if not any(row.first < above <= row.last + 1 for row in self.dropped()):
-                    raise
-                self.space.report.note(f"what came before version {above} was dropped on purpose ({problem})")
-                return
+            if gap := next((row for row in dropped if row.first < above <= row.last + 1), None):
+                self.space.report.note(f"versions {gap.first} to {gap.last} were dropped on purpose")
+                if not any(at := gap.below):
+                    return
+            snapshot = read(SNAPSHOT_FIELDS, self.object(SNAPSHOT, at), "a snapshot")
             above = snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
             yield snapshot
             at = snapshot.parents[0].id if snapshot.parents else ZERO
 
     def dropped(self) -> list[Record]:
-        """The intervals of versions that are no longer kept, on purpose (F 6.4)."""
+        """The intervals of versions that are no longer kept, on purpose, with the snapshot below each (F 6.4)."""
         what, state = "the list of kept versions", self.state
         if not any(state.retained):
             return []
         c = Cursor(self.space.named(f"meta/{state.retained_gen}", state.retained, 6, what), what)
-        return c.fields("format:format rows:32*65536(first:u64 last:u64)!").rows
+        return c.fields("format:format rows:32*65536(first:u64 last:u64 below:32)!").rows
 
     def entries(self, root: bytes) -> Iterator[Record]:
         """The entries of a directory, leaf by leaf (F 3.1)."""

@@ -1,56 +1,130 @@
 """The retained list: which versions a workspace no longer keeps, on purpose (format.md, section 6.4).
 
-A state names it, or nothing while all is kept. What is missing and not in it is a loss.
+A state names it, or nothing while all is kept and nothing is said about it. What is missing and not in it is a loss.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, Tags, check_format, encode_tags, u8, u32, u64
+from metasync.codec import Reader, Tags, check_format, encode_tags, text16, u8, u16, u32, u64
 from metasync.errors import FormatError
+from metasync.store import retention
+from metasync.store.retention import Keep
 
 FORMAT: Final = 1
 INTERVALS_MAX: Final = 1 << 16  # ten years of a version a minute, one kept a day, have a twentieth of that
+NAMES_MAX: Final = 1 << 12
+POLICY_BYTES_MAX: Final = 1 << 12
+NO_SNAPSHOT: Final = bytes(32)
+
+
+class Dropped(NamedTuple):
+    """Versions from `first` to `last` are no longer kept. `below`: id of the snapshot agreed at version `first` - 1.
+
+    Zeros where nothing had been pushed by then.
+    """
+
+    first: int
+    last: int
+    below: bytes = NO_SNAPSHOT
+
+
+class Named(NamedTuple):
+    """A version that a person gave a name. It is kept."""
+
+    name: str
+    version: int
 
 
 class Retained(NamedTuple):
-    """`dropped`: intervals of versions (first, last), ascending, with kept versions between any two."""
+    """`dropped`: ascending, with kept versions between any two. `named`: by name. `keep`: the agreed policy."""
 
-    dropped: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    named: tuple[Named, ...] = ()
+    keep: Keep = Keep()
     tags: Tags = ()
+
+    def __bool__(self) -> bool:
+        """Whether it says anything."""
+        return self != Retained()
+
+    def over(self, v: int) -> Dropped | None:
+        """The interval that a version was dropped with; None: it is kept."""
+        at = bisect_right(self.dropped, v, key=lambda d: d.first)
+        return self.dropped[at - 1] if at and v <= self.dropped[at - 1].last else None
 
     def has_dropped(self, v: int) -> bool:
         """Whether the tree of a version may be gone without loss."""
-        at = bisect_right(self.dropped, (v, (1 << 64) - 1))
-        return at > 0 and v <= self.dropped[at - 1][1]
+        return self.over(v) is not None
+
+    def without(self, pushes: Iterable[tuple[int, bytes]], kept: Iterable[int]) -> Retained:
+        """The same with fewer versions. `pushes`: all that are kept now, ascending, with their snapshots' ids.
+
+        A version that is no push is kept with the push before it, and goes with it.
+        """
+        stay, ascending = set(kept), list(pushes)
+        gone = [(d.first, d.last) for d in self.dropped]
+        gone += [(v, after - 1) for (v, _), (after, _) in pairwise(ascending) if v not in stay]
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(gone):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            else:
+                joined.append((first, last))
+        left = [(v, snapshot) for v, snapshot in ascending if v in stay or v == ascending[-1][0]]
+        out: list[Dropped] = []
+        for first, last in joined:
+            at = bisect_right(left, first - 1, key=lambda push: push[0])
+            out.append(Dropped(first, last, left[at - 1][1] if at else NO_SNAPSHOT))
+        return self._replace(dropped=tuple(out))
 
 
 def encode_retained(r: Retained) -> bytes:
     if _fault(r):
         raise ValueError(_fault(r))
-    rows = b"".join(u64(first) + u64(last) for first, last in r.dropped)
-    return u8(FORMAT) + u32(len(r.dropped)) + rows + encode_tags(r.tags)
+    rows = b"".join(u64(d.first) + u64(d.last) + d.below for d in r.dropped)
+    names = b"".join(text16(n.name) + u64(n.version) for n in r.named)
+    policy = text16(str(r.keep))
+    return u8(FORMAT) + u32(len(r.dropped)) + rows + u16(len(r.named)) + names + policy + encode_tags(r.tags)
 
 
 def decode_retained(data: bytes) -> Retained:
     """Reads what `encode_retained` wrote; `FormatError`, or `UpgradeError` if newer."""
     r = Reader(data, "retained list")
     check_format(r.u8(), "the retained list")
-    out = Retained(tuple((r.u64(), r.u64()) for _ in range(r.count(r.u32(), 16))), r.tags())
+    dropped = tuple(Dropped(r.u64(), r.u64(), r.take(32)) for _ in range(r.count(r.u32(), 48)))
+    named = tuple(Named(r.text16(), r.u64()) for _ in range(r.count(r.u16(), 10)))
+    text = r.text16(POLICY_BYTES_MAX)
+    try:
+        keep = retention.parse(text)
+    except ValueError as e:
+        raise FormatError(f"retained list: {e}") from e
+    out = Retained(dropped, named, keep, r.tags())
     r.end()
+    if str(keep) != text:
+        raise FormatError("retained list: a policy in other words than its own")
     if fault := _fault(out):
         raise FormatError(f"retained list: {fault}")
     return out
 
 
 def _fault(r: Retained) -> str:
-    if not 1 <= len(r.dropped) <= INTERVALS_MAX:
-        return f"{len(r.dropped)} intervals"
+    if not r:
+        return "no intervals, and nothing else"
+    if len(r.dropped) > INTERVALS_MAX or len(r.named) > NAMES_MAX:
+        return f"{len(r.dropped)} intervals and {len(r.named)} names"
     before = -1
-    for first, last in r.dropped:
-        if not before + 1 < first <= last:
+    for first, last, below in r.dropped:
+        if not before + 1 < first <= last or len(below) != len(NO_SNAPSHOT):
             return "intervals out of order, or two that are one"
         before = last
+    if any(a.name >= b.name for a, b in pairwise(r.named)):
+        return "names out of order"
+    for name, version in r.named:
+        if not retention.is_name(name) or r.has_dropped(version):
+            return f"{name!r} is no name, or one of a version that is dropped"
     return ""

@@ -12,7 +12,7 @@ from metasync.errors import DamagedError
 from metasync.history.log import History
 from metasync.objects.model import Kind, ObjectKind
 from metasync.session.write_index import AgreedIndexes
-from metasync.store.retained import Retained
+from metasync.store.retained import Dropped, Retained
 from metasync.sync import pull
 from metasync.transfer.contents import Contents
 from metasync.workspace import Workspace
@@ -52,7 +52,7 @@ def test_a_base_that_was_dropped_is_an_empty_one(
     apart: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, two = apart
-    monkeypatch.setattr(AgreedIndexes, "retained", lambda *_: Retained(((1, 2),)))
+    monkeypatch.setattr(AgreedIndexes, "retained", lambda *_: Retained((Dropped(1, 2),)))
     report = two.pull()
     names = {p.name for p in two.directory.iterdir()} - {".metasync"}
     assert {"stays", "goes", "both"} < names, "nothing counts as deleted, on either side"

@@ -21,14 +21,14 @@ sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
 
 from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format
 
-from metasync.codec import padme, u16, u32, u64
+from metasync.codec import padme, text16, u16, u32, u64
 from metasync.keys.derive import sign_public
 from metasync.objects import directory, file, model
 from metasync.objects.chunker import Chunker
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.skips import Skip, encode_skips
 from metasync.store import pack_format as packfile
-from metasync.store import placement
+from metasync.store import placement, retention
 from metasync.store.index import (
     IndexRoot,
     IndexSegment,
@@ -40,7 +40,7 @@ from metasync.store.index import (
 )
 from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.store.packs import SealedPack, _Shrunk, seal_pack
-from metasync.store.retained import Retained, encode_retained
+from metasync.store.retained import Dropped, Named, Retained, encode_retained
 from metasync.translators._base import Chain, Context
 from metasync.translators.compress import Compress
 from metasync.translators.encrypt import Encrypt
@@ -58,6 +58,8 @@ def plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, retention.Keep):
+        return str(value)
     if hasattr(value, "_asdict"):
         return {k: plain(v) for k, v in value._asdict().items()}
     if isinstance(value, tuple | list):
@@ -875,19 +877,29 @@ def of_placement() -> Cases:
 
 
 def of_retained() -> Cases:
+    below = bytes(range(32))
+    policy = retention.parse("last=5 daily=unlimited within=1y5m7d2h tag=first-draft")
     for name, about, value in (
-        ("one", "version 1 is no longer kept", Retained(((1, 1),))),
-        ("three", "three intervals, and a tag", Retained(((1, 7), (9, 9), (11, 2**63 - 1)), ((5, b"later"),))),
+        ("one", "version 1 is no longer kept", Retained((Dropped(1, 1),))),
+        (
+            "three",
+            "three intervals, and a tag",
+            Retained((Dropped(1, 7), Dropped(9, 9, below), Dropped(11, 2**63 - 1, below)), tags=((5, b"later"),)),
+        ),
+        ("named", "two versions with names, and a policy", Retained((), (Named("draft", 3), Named("é", 1)), policy)),
     ):
         yield f"retained-{name}", case("retained list", about, OK, encode_retained(value), value=value)
 
-    def rows(*pairs: tuple[int, int]) -> bytes:
-        return b"\1" + u32(len(pairs)) + b"".join(u64(a) + u64(b) for a, b in pairs) + b"\0"
+    def rows(*pairs: tuple[int, int], rest: bytes = b"\0\0" + b"\0\0" + b"\0") -> bytes:
+        return b"\1" + u32(len(pairs)) + b"".join(u64(a) + u64(b) + below for a, b in pairs) + rest
+
+    def names(*named: tuple[str, int]) -> bytes:
+        return u16(len(named)) + b"".join(text16(name) + u64(v) for name, v in named) + b"\0\0" + b"\0"
 
     good = rows((1, 2), (4, 5))
     bad = {
         "nothing": ("no bytes", b""),
-        "empty": ("no intervals: then there is no list", rows()),
+        "empty": ("no intervals, names or policy: then there is no list", rows()),
         "version-0": ("version 0 dropped", rows((0, 3))),
         "upside-down": ("an interval that ends before it begins", rows((3, 2))),
         "adjacent": ("two intervals that are one", rows((1, 2), (3, 4))),
@@ -896,6 +908,13 @@ def of_retained() -> Cases:
         "count-huge": ("2^32-1 intervals", b"\1\xff\xff\xff\xff" + good[5:]),
         "trailing": ("a byte behind the tags", good + b"\0"),
         "cut-short": ("no tags", good[:-1]),
+        "names-descending": ("names out of order", rows(rest=names(("b", 1), ("a", 2)))),
+        "name-twice": ("a name twice", rows(rest=names(("a", 1), ("a", 2)))),
+        "name-number": ("a name that is a number", rows(rest=names(("12", 1)))),
+        "name-dropped": ("a name of a version that is dropped", rows((1, 2), rest=names(("a", 2)))),
+        "policy-unknown": ("a word that no policy has", rows(rest=u16(0) + text16("minutely=3") + b"\0")),
+        "policy-order": ("a policy in another order", rows(rest=u16(0) + text16("daily=3 last=2") + b"\0")),
+        "policy-zero": ("a number of 0", rows(rest=u16(0) + text16("last=0") + b"\0")),
     }
     for name, (about, data) in bad.items():
         yield f"retained-bad-{name}", case("retained list", about, FORMAT, data)
