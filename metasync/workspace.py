@@ -32,10 +32,11 @@ from metasync.worktree.paths import TreePath, tree_path
 if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
-    from metasync.history import conflicts, diff, export, log, read, restore
-    from metasync.maintenance import add_backend, backend_states, check, recover, status
+    from metasync.history import conflicts, diff, export, log, read, restore, tags
+    from metasync.maintenance import add_backend, backend_states, check, collect, recover, status
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
+    from metasync.store.retention import Keep
     from metasync.sync import first_checkout, push
     from metasync.sync import skip as skipping
 else:
@@ -53,8 +54,8 @@ else:
         return (_Lazy(f"{room}.{name}") for name in names)
 
     conflicts, diff, export, log = _lazy("history", "conflicts", "diff", "export", "log")
-    read, restore = _lazy("history", "read", "restore")
-    add_backend, check, recover = _lazy("maintenance", "add_backend", "check", "recover")
+    read, restore, tags = _lazy("history", "read", "restore", "tags")
+    add_backend, check, collect, recover = _lazy("maintenance", "add_backend", "check", "collect", "recover")
     backend_states, status = _lazy("maintenance", "backend_states", "status")
     clone_invitation, clone_passphrase, devices = _lazy("members", "clone_invitation", "clone_passphrase", "devices")
     found, invitation, rotation, secrets = _lazy("members", "found", "invitation", "rotation", "passphrase")
@@ -107,28 +108,17 @@ class Workspace:
 
     @classmethod
     def init(
-        cls,
-        directory: Folder,
-        *,
-        name: str,
-        backends: Sequence[str],
-        passphrase: str,
-        replicas: int | None = None,
-        encryption: bool = True,
-        byzantine: found.Lying = None,
-        by_space: bool | None = None,
-        device_name: str | None = None,
-        on_event: Listener = ignore,
-        kdf: Cost = COST,
-    ) -> reports.InitReport[Workspace]:
+        cls, directory: Folder, *, name: str, backends: Sequence[str], passphrase: str, replicas: int | None = None,
+        encryption: bool = True, byzantine: found.Lying = None, by_space: bool | None = None,
+        device_name: str | None = None, on_event: Listener = ignore, kdf: Cost = COST,
+    ) -> reports.InitReport[Workspace]:  # fmt: skip
         """Makes `directory` a workspace called `name` on the backends at these URLs. Nothing is pushed yet.
 
-        `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
-        slot costs; lower it in tests only. `byzantine`: whether voting backends that lie are allowed for; None: where
-        it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7); or whom to ask, told
-        how many vote, where all vote in log form. `by_space`: whether shares of the data follow the free space where
-        not all have a capacity in their URL; None: where all backends tell it, and it differs. `UsageError`,
-        `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
+        `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's slot
+        costs; lower it in tests only. `byzantine`: whether voting backends that lie are allowed for; None: where it
+        costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7); or whom to ask, told how
+        many vote, where all vote in log form. `by_space`: whether shares follow the free space where not all have a
+        capacity; None: where all tell it, and it differs. `UsageError`, `WorkspaceError`, `BackendError`.
         """
         wanted = found.NewWorkspace(
             name, backends, passphrase, replicas, encryption, byzantine, by_space, device_name, kdf
@@ -138,19 +128,11 @@ class Workspace:
 
     @classmethod
     def clone(
-        cls,
-        directory: Folder,
-        *,
-        name: str = "",
-        backends: Sequence[str] = (),
-        passphrase: str = "",
-        invite: str | None = None,
-        expect: str | None = None,
-        device_name: str | None = None,
-        settings: Mapping[str, str] = MappingProxyType({}),
-        trust_hosts: clone_invitation.Trust = False,
+        cls, directory: Folder, *, name: str = "", backends: Sequence[str] = (), passphrase: str = "",
+        invite: str | None = None, expect: str | None = None, device_name: str | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}), trust_hosts: clone_invitation.Trust = False,
         on_event: Listener = ignore,
-    ) -> reports.CloneReport[Workspace]:
+    ) -> reports.CloneReport[Workspace]:  # fmt: skip
         """Brings the workspace `name` into a new or empty folder, as a new device.
 
         `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
@@ -292,14 +274,9 @@ class Workspace:
             return read.read(s, version, tree_path(path), write)
 
     def restore(
-        self,
-        version: str,
-        paths: Sequence[TreePath] = (),
-        to: Folder | None = None,
-        *,
-        delete: bool = True,
+        self, version: str, paths: Sequence[TreePath] = (), to: Folder | None = None, *, delete: bool = True,
         dry_run: bool = False,
-    ) -> reports.RestoreReport:
+    ) -> reports.RestoreReport:  # fmt: skip
         """Brings the folder, or these paths in it, to what a version had; the next push takes that.
 
         What stands there and is in no agreed version is kept: under its name where it can be, else as a conflict copy.
@@ -323,6 +300,31 @@ class Workspace:
         """Passes over versions that cannot be read, `version` and all newer ones: see `sync.skip`. A pull follows."""
         with self._work.begun("skip") as s:
             return skipping.skip(s, version, passphrase, dry_run=dry_run)
+
+    def tag(self, version: str, name: str, *, dry_run: bool = False) -> reports.TagReport:
+        """Gives a version a name, by which `gc` keeps it. `UsageError`: no such version, or the name is taken."""
+        with self._operation("tag") as s:
+            return tags.tag(s, version, name, dry_run=dry_run)
+
+    def untag(self, names: Sequence[str], *, dry_run: bool = False) -> reports.TagReport:
+        """Gives up names. `UsageError`: no version has one of them; nothing was changed."""
+        with self._operation("tag") as s:
+            return tags.untag(s, names, dry_run=dry_run)
+
+    def tags(self) -> reports.TagReport:
+        """The names of versions."""
+        with self._session("tag") as s:
+            return tags.listing(s)
+
+    def keep(self, policy: str | None = None, *, change: bool = False) -> reports.KeepReport:
+        """Which versions are kept, as agreed. `change`: agrees on `policy` (`store.retention`), or on none."""
+        with self._operation("config set") if change else self._session("config get") as s:
+            return tags.keep(s, policy) if change else tags.kept(s)
+
+    def gc(self, keep: Keep | None = None, *, dry_run: bool = False) -> reports.GcReport:
+        """Drops versions by a policy, the agreed one if None; deletes what nothing needs: `maintenance.collect`."""
+        with self._operation("gc") as s:
+            return collect.collect(s, keep, dry_run=dry_run)
 
     def conflicts(self) -> tuple[reports.ConflictReport, ...]:
         """The conflicts that wait: those that this device found, and those that came from other devices."""
@@ -387,14 +389,9 @@ class Workspace:
             return devices.rename(s, device, name, dry_run=dry_run)
 
     def device_revoke(
-        self,
-        names: Sequence[str],
-        passphrase: str,
-        *,
-        new_passphrase: str | None = None,
-        dry_run: bool = False,
+        self, names: Sequence[str], passphrase: str, *, new_passphrase: str | None = None, dry_run: bool = False,
         kdf: Cost = COST,
-    ) -> reports.RotationReport:
+    ) -> reports.RotationReport:  # fmt: skip
         """Revokes devices, by name or by the beginning of their id: new keys, sealed to the others alone.
 
         `new_passphrase` None keeps the passphrase. What they had read they still have, and their logins at the

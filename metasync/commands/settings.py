@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from metasync.terminal import keep_text
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.reports.history import KeepReport
     from metasync.reports.settings import SettingsReport
+
+
+KEEP: Final = "keep"  # agreed: which versions are kept
 
 
 def _lines(r: SettingsReport) -> list[str]:
     lines = [f"{key} = {value}" for key, value in sorted(r.settings.items())] or ["Nothing is set: no limits."]
     return [*lines, *([f"Transfers are paused {r.paused}."] if r.paused else [])]
+
+
+def _with_agreed(r: SettingsReport, agreed: KeepReport) -> SettingsReport:
+    return replace(r, settings={**r.settings, **({KEEP: agreed.keep} if agreed.keep is not None else {})})
 
 
 @click.group("config")
@@ -59,6 +69,11 @@ def config_get(options: Options, key: str) -> None:
     from metasync.runtime import limits
 
     console = Console(options)
+    if key == KEEP:
+        with opened(options, console) as w:
+            agreed = w.keep()
+        lines = [agreed.keep] if agreed.keep is not None else []
+        console.report("config get", lines, {"key": key, "value": agreed.keep}, [] if lines else [1])
     limits.check_key(key)
     with opened(options, console) as w:
         value = w.settings().settings.get(key)
@@ -83,12 +98,19 @@ def config_set(options: Options, key: str, value: str) -> None:
     The limits may be set for one backend: limit.up.NAME.
 
     \b
+    One setting is agreed, and holds for all devices:
+    keep                   versions that `metasync gc` keeps: "last=10 daily=7 weekly=5 monthly=12 within=2d"
+
+    \b
     Example:
       metasync config set limit.up 2M
       metasync config set limit.connections.usb 2
     """
     console = Console(options)
     with opened(options, console) as w:
+        if key == KEEP:
+            agreed = w.keep(value, change=True)
+            console.report("config set", keep_text.keep(agreed), _with_agreed(w.settings(), agreed))
         r = w.configure(key, value)
     console.report("config set", _lines(r), r)
 
@@ -106,6 +128,9 @@ def config_unset(options: Options, key: str) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
+        if key == KEEP:
+            agreed = w.keep(None, change=True)
+            console.report("config unset", keep_text.keep(agreed), _with_agreed(w.settings(), agreed))
         r = w.configure(key, None)
     console.report("config unset", _lines(r), r)
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
+from metasync.consensus import ZERO_HASH
 from metasync.errors import DamagedError, UnreachableError, UsageError
 from metasync.history.log import History, Moment, is_below, item_of, last_with
 from metasync.history.versions import Version, required, resolve
@@ -84,10 +85,10 @@ def show(s: Session, version: str, paths: Sequence[bytes], *, text: bool) -> Sho
     shown = new.snapshot
     new = Version(version_of(shown) or None, new.id, shown)  # the push that `latest` has its files from
     item = item_of(history, Moment(new.id, shown), kept=new.number is None)
-    parent = next(iter(shown.parents), None)
-    if parent is None:
+    parent = history.before(shown)
+    if parent == ZERO_HASH and not shown.parents:
         root, title = None, "nothing"
-    elif parent in history.contents:
+    elif parent != ZERO_HASH and parent in history.contents:
         before = history.snapshot(parent)
         root, title = before.root, Version(version_of(before) or None, parent, before).title
     else:

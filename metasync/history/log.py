@@ -28,6 +28,7 @@ from metasync.objects.skips import Skip, skips_of
 from metasync.reports.history import Counts, LogItem, PathChange
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
+from metasync.store.retained import Dropped, Retained
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
@@ -71,6 +72,11 @@ class History:
             self.problem = e
             self.s.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
             return agreement.newest_seen(self.s)
+
+    @cached_property
+    def retained(self) -> Retained:
+        """Which versions are no longer kept, and which have names."""
+        return self.s.indexes.retained(self.newest.state)
 
     @cached_property
     def devices(self) -> dict[bytes, str]:
@@ -121,7 +127,7 @@ class History:
     def line(self, start: bytes | None = None, *, cached: bool = False) -> Iterator[Moment]:
         """Snapshots along first parents, newest first, from `start` or the newest agreed one.
 
-        Ends where history is no longer kept. `cached`: also where a snapshot is not here.
+        Versions that are no longer kept are left out. `cached`: ends where a snapshot is not here.
         """
         current = self.newest.state.master if start is None else start
         while current != ZERO_HASH and current in self.contents:
@@ -129,9 +135,16 @@ class History:
                 return
             snapshot = self.snapshot(current)
             yield Moment(current, snapshot)
-            if not snapshot.parents:
-                return
-            current = snapshot.parents[0]
+            current = self.before(snapshot)
+
+    def before(self, snapshot: Snapshot) -> bytes:
+        """The id of the version before that is kept; zeros: there is none."""
+        gap = self.gap_below(version_of(snapshot))
+        return gap.below if gap is not None else next(iter(snapshot.parents), ZERO_HASH)
+
+    def gap_below(self, v: int) -> Dropped | None:
+        """The versions directly before this one that are no longer kept."""
+        return self.retained.over(v - 1) if v else None
 
     def kept_beside(self, snapshot: Snapshot) -> Iterator[Moment]:
         """The kept snapshots behind a version's further parents, newest first."""
@@ -167,6 +180,8 @@ class History:
             return self.newest.state.master
         if v == 0:
             return ZERO_HASH
+        if (gap := self.retained.over(v)) is not None:
+            raise UsageError(f"version {v} is no longer kept", next_step=_kept_around(gap, self.newest.state.v))
         for steps, moment in enumerate(self.line(cached=True)):
             agreed = version_of(moment.snapshot)
             if 0 < agreed <= v:
@@ -322,8 +337,9 @@ def log(s: Session, path: bytes | None, limit: int | None, **options: Unpack[Opt
         if chosen.has(moment.snapshot):
             item = item_of(history, moment, counts=_counted(history, moment) if options.get("with_counts") else None)
             after = history.skips[above].good + 1 if above in history.skips else above
+            after = gap.first if (gap := history.gap_below(above)) is not None else after
             others = max(after - item.version - 1, 0) if item.version and chosen == ALL else 0
-            out.append(replace(item, others_after=others))
+            out.append(replace(item, others_after=others, dropped=_dropped_before(history, moment.snapshot)))
         above = version_of(moment.snapshot) or above
     if last is not None and chosen == ALL:
         out[-1] = replace(out[-1], begins=begins(history, last.snapshot))
@@ -358,14 +374,27 @@ def _near(history: History, chosen: Wanted) -> Iterator[Moment]:
 def begins(history: History, oldest: Snapshot) -> str:
     """Why history begins where it does."""
     v = version_of(oldest)
-    if oldest.parents and oldest.parents[0] not in history.contents:
-        on_purpose = history.s.indexes.retained(history.newest.state).has_dropped(v - 1)
-        why = "are no longer kept" if on_purpose else "are missing, though nobody dropped them"
+    dropped = history.gap_below(v) is not None
+    if dropped or (oldest.parents and oldest.parents[0] not in history.contents):
+        why = "are no longer kept" if dropped else "are missing, though nobody dropped them"
         return f"History begins with version {v}: older ones {why}."
     if v <= 1:
         return f"History begins with version {v or 1}, the first push."
     earlier = "version 1" if v == 2 else f"versions 1 to {v - 1}"
     return f"History begins with version {v}, the first push; {earlier} changed devices, keys or backends."
+
+
+def _dropped_before(history: History, snapshot: Snapshot) -> tuple[int, int] | None:
+    """The first and the last of the versions directly before this one that are no longer kept, if older ones are."""
+    gap = history.gap_below(version_of(snapshot))
+    return (gap.first, gap.last) if gap is not None and gap.below != ZERO_HASH else None
+
+
+def _kept_around(gap: Dropped, newest: int) -> str:
+    """What to do instead of asking for a version that was dropped."""
+    near = [f"version {gap.first - 1}"] if gap.below != ZERO_HASH else []
+    near += [f"version {gap.last + 1}"] if gap.last < newest else []
+    return f"Next to it {' and '.join(near)} {'is' if len(near) == 1 else 'are'} kept; `metasync log` lists all."
 
 
 def item_of(
@@ -397,9 +426,9 @@ def last_with(history: History, path: bytes, most: int | None = None) -> Moment 
 
 
 def _root_before(history: History, snapshot: Snapshot) -> bytes | None:
-    """The root of the version before; None: this is the first, or the one before is no longer kept."""
-    first = next(iter(snapshot.parents), None)
-    return history.snapshot(first).root if first is not None and first in history.contents else None
+    """The root of the kept version before; None: this is the first that is kept."""
+    first = history.before(snapshot)
+    return history.snapshot(first).root if first != ZERO_HASH and first in history.contents else None
 
 
 def _counted(history: History, moment: Moment) -> Counts:

@@ -18,6 +18,7 @@ from metasync.errors import DamagedError, MetaSyncError
 from metasync.keys.device_set import DeviceSet, given_names, invitations, names_of, open_logins
 from metasync.local.state_keys import META_KIND
 from metasync.session.session import Session
+from metasync.store.retained import Retained
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ def _changing(
 
 
 def _named(state: State) -> tuple[object, ...]:
-    return state.config, state.devices, state.epoch, state.era
+    return state.config, state.devices, state.epoch, state.era, state.retained, state.gen, state.min_gen
 
 
 def _changes(s: Session, a: State, b: State) -> tuple[str, ...]:
@@ -129,6 +130,15 @@ def _changes(s: Session, a: State, b: State) -> tuple[str, ...]:
         out += _read(
             lambda: _of_config(s.config_of(a), s.config_of(b)), "the backends changed; how, cannot be read any more"
         )
+    if a.retained != b.retained:
+        out += _read(
+            lambda: _of_retained(s.indexes.retained(a), s.indexes.retained(b)),
+            "which versions are kept changed; how, cannot be read any more",
+        )
+    if a.min_gen != b.min_gen:
+        out.append("what nothing needs was given up: metasync gc")
+    elif a.gen != b.gen:
+        out.append("metasync gc began")
     return tuple(out) or (() if a.master != b.master else ("nothing of devices, keys or backends changed",))
 
 
@@ -138,6 +148,16 @@ def _read(told: Callable[[], list[str]], instead: str) -> list[str]:
         return told()
     except MetaSyncError:
         return [instead]
+
+
+def _of_retained(a: Retained, b: Retained) -> list[str]:
+    before, after = ({n.name: n.version for n in r.named} for r in (a, b))
+    out = [f"version {v} is called {name} now" for name, v in after.items() if before.get(name) != v]
+    out += [f"version {v} is not called {name} any more" for name, v in before.items() if name not in after]
+    if a.keep != b.keep:
+        out.append(f"what is kept: {b.keep}" if b.keep else "all versions are kept")
+    fewer = sum(d.last - d.first + 1 for d in b.dropped) - sum(d.last - d.first + 1 for d in a.dropped)
+    return out + ([f"{fewer} {'version is' if fewer == 1 else 'versions are'} no longer kept"] if fewer else [])
 
 
 def _of_devices(a: DeviceSet, b: DeviceSet, v: int) -> list[str]:

@@ -144,12 +144,10 @@ def _agreed(history: History, v: int, master: bytes) -> Version:
     if master == ZERO_HASH:
         return Version(v, master, None)
     if master not in history.contents:
-        if not history.s.indexes.retained(history.newest.state).has_dropped(v):
-            raise DamagedError(
-                f"version {v} is in no pack, though nobody dropped it",
-                next_step="`metasync log` lists the versions that can be read.",
-            )
-        raise UsageError(f"version {v} is no longer kept", next_step="`metasync log` lists the versions that are.")
+        raise DamagedError(
+            f"version {v} is in no pack, though nobody dropped it",
+            next_step="`metasync log` lists the versions that can be read.",
+        )
     return Version(v, master, history.snapshot(master))
 
 

@@ -14,9 +14,9 @@ from metasync.local.state_keys import SHORT_KEY
 from metasync.members import key_copies
 from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
-from metasync.session import health, space
+from metasync.session import agreement, health, space
 from metasync.session.session import Agreed, Session
-from metasync.store.index import PackRecord
+from metasync.store.index import PackId, PackRecord
 from metasync.transfer import late_copies
 from metasync.transfer.verify import CopyState, check_pack
 
@@ -59,10 +59,9 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     """
     s.listener(Phase("check"))
     packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
-    problems: list[CheckProblem] = []
-    lost: list[bytes] = []
+    found: dict[PackId, Verdict] = {}
     looked: Counter[str] = Counter()
-    short = bytes_read = 0
+    bytes_read = 0
     wanted, names = s.transfer.placement.copies, s.names
     on_their_way = late_copies.load(s.db)
     waited_for: list[late_copies.Trail] = []
@@ -72,13 +71,14 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         trail = on_their_way.get((record.generation, record.name))
         late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
         verdict = judge(record.name, home, elsewhere, wanted, late)
-        problems += verdict.problems
-        short += verdict.good < wanted
-        if not verdict.good:
-            lost.append(record.name)
+        if verdict.problems or verdict.good < wanted:
+            found[record.id] = verdict
         if trail is not None and verdict.waits:
             waited_for.append(trail)
         s.listener(Progress("check", n, len(packs), "packs"))
+    found = _still_named(s, agreed, found)
+    problems = [problem for verdict in found.values() for problem in verdict.problems]
+    short = sum(verdict.good < wanted for verdict in found.values())
     s.db.set(SHORT_KEY, short)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
@@ -91,7 +91,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         by_digest=looked["digest"],
         pieces_read=looked["piece"],
         problems=tuple(sorted(problems, key=lambda p: (p.backend, p.pack))),
-        lost=tuple(sorted(lost)),
+        lost=tuple(sorted(name for (_, name), verdict in found.items() if not verdict.good)),
         short=short,
         meta_problems=(
             *beside,
@@ -100,6 +100,15 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         notes=(*space.check_ballast(s, standings), *seen, *brought),
         trailing=late_copies.summary(waited_for, names),
     )
+
+
+def _still_named(s: Session, agreed: Agreed, found: dict[PackId, Verdict]) -> dict[PackId, Verdict]:
+    """Of the packs with which something is wrong, those that the newest index names: others may be gone on purpose."""
+    newer = agreement.newer_index(s, agreed.state) if found else None
+    if newer is None:
+        return found
+    named = newer.packs()
+    return {i: verdict for i, verdict in found.items() if i in named}
 
 
 def _looked_at(

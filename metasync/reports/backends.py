@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,38 @@ class BackendChange:
     storing: int
     moving: Moving = Moving()
     kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """How many packs a backend lost, and their bytes."""
+
+    backend: str
+    packs: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What garbage collection came to. `version`: the newest agreed one then; None: a dry run.
+
+    kept, dropped  how many versions with files are kept, and how many of those before are kept no more
+    freed          by backend: what was deleted there; in a dry run what would be
+    packed_anew    packs of which little was needed: that was stored in new packs, and they went
+    unused_bytes   in packs that stay, of what nothing needs: about so many in each copy
+    away           backends that were not reached, and why; what lies there goes with a later run
+    notes          sentences: what could not be done, and when it will be
+    """
+
+    version: int | None
+    dry_run: bool
+    kept: int
+    dropped: int
+    freed: tuple[Freed, ...]
+    packed_anew: int
+    unused_bytes: int
+    away: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

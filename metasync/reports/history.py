@@ -20,6 +20,8 @@ class LogItem:
              keys or backends
     skips    the versions that this one passed over because they cannot be read, ascending: `metasync skip`
     begins   in the log of all, of the oldest: why nothing older is listed, in a sentence
+    dropped  the first and the last of the versions directly before this one that are no longer kept, where older ones
+             are: `metasync gc`
     events   in the log of everything: what this version changed of devices, keys and backends. A version that is no
              push has nothing else: no snapshot (b""), no device (""), and no time (0)
     """
@@ -36,6 +38,7 @@ class LogItem:
     begins: str = ""
     skips: tuple[int, ...] = ()
     events: tuple[str, ...] = ()
+    dropped: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,30 @@ class SkipReport:
     devices: tuple[str, ...]
     good: int | None
     down: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedVersion:
+    """A version that has a name, by which it is kept."""
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TagReport:
+    """The names of versions, ascending. `version`: as which a change of them was agreed; None: nothing was."""
+
+    version: int | None
+    tags: tuple[TaggedVersion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepReport:
+    """The agreed policy of which versions are kept; None: all are. `version`: as which it was agreed now, or None."""
+
+    version: int | None
+    keep: str | None
 
 
 NodeKind: TypeAlias = Literal["file", "dir", "link"]

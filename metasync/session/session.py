@@ -293,12 +293,19 @@ class Session:
         return self.group.participant.device_sets.get(digest) or decode_device_set(data, self.keys.ns_id)
 
     def base(self) -> Agreed:
-        """Loads what this folder is at. A clone that brought no tree yet is at the empty one, with an empty index."""
+        """Loads what this folder is at: the empty tree, with an empty index, where a clone brought none yet, or where
+        its version is no longer kept and gone.
+        """
         from metasync.store.index import Index, IndexRoot
 
-        if not self.db.has(UNFINISHED_KEY):
-            return self.load(self.base_state())
         state = self.base_state()
+        if not self.db.has(UNFINISHED_KEY):
+            try:
+                return self.load(state)
+            except errors.UnreadableError as e:
+                from metasync.session import unreadable
+
+                unreadable.check_cut(self, state, e)  # else it is as empty (architecture.md, D8)
         return Agreed(state, self.config_of(state), self.devices_of(state), IndexRoot(), Index(), None)
 
     def load(self, state: State) -> Agreed:

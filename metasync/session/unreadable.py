@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 from metasync.checkout.room import is_too_large
 from metasync.consensus import NOTHING, ZERO_HASH, State
 from metasync.errors import CANNOT_BE_READ, DamagedError, MetaSyncError, UnreadableError, UpgradeError
+from metasync.events import Notice
 from metasync.keys.device_set import names_of
 from metasync.local.memory import room_for_tree
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
+from metasync.session import agreement
 from metasync.transfer.contents import Contents
 
 if TYPE_CHECKING:
@@ -115,6 +117,18 @@ def of_state(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
                 break
             first = before
     return told(s, first, error)
+
+
+def check_cut(s: Session, state: State, error: MetaSyncError) -> None:
+    """Raises the error of a version that cannot be read, unless that version was dropped on purpose."""
+    try:
+        is_cut = s.indexes.retained(agreement.ask_newest(s)).has_dropped(state.v)
+    except MetaSyncError:
+        is_cut = False
+    if not is_cut:
+        raise error
+    told = f"version {state.v}, which this folder is at, is no longer kept: nothing counts as deleted"
+    s.listener(Notice(told, warning=True))
 
 
 def author(s: Session, state: State) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import lt
 from typing import TYPE_CHECKING, Final
 
-from metasync.consensus import ZERO_HASH, Ref, State
+from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
 from metasync.errors import MetaSyncError
 from metasync.local.spill import Spool
 from metasync.local.state_keys import META_KIND
@@ -134,12 +134,41 @@ class AgreedIndexes:
 
     # --- writing
 
+    def store_retained(self, base: State, retained: Retained) -> Ref:
+        """Stores a retained list for a state after `base` on enough acceptors. -> its name, `NOTHING` if empty."""
+        if not retained:
+            return NOTHING
+        from metasync.store.retained import encode_retained
+
+        data = encode_retained(retained)
+        refs, _ = self._runtime.run(self._group.put_index(base, (), lambda _: data, generation=base.gen))
+        self._db.put_objects([(refs[-1].hash, META_KIND, data)])
+        return Ref(*refs[-1])
+
     def store(
         self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], new: Iterable[IndexSegment]
     ) -> Ref | None:
         """Does what `storing` does, and waits. -> the new root's name; None if there is nothing new."""
         with self.storing(base, root, segments, new) as stored:
             return next(reversed(stored()), None)
+
+    def replace(
+        self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], stays: Collection[int],
+        new: Iterable[IndexSegment],
+    ) -> list[Ref]:  # fmt: skip
+        """Stores an index of some segments of that of `base`, by their numbers, and of new ones. -> the names of what
+        is new, the root's last; of an index of nothing, `NOTHING`.
+        """
+        numbers = sorted(stays)
+        added = iter(new)
+        first = next(added, None)
+        if first is None and numbers:  # a root is only written beside a segment: one is written again
+            first = segments[numbers.pop()]
+        if first is None:
+            return [NOTHING]
+        kept = root._replace(items=tuple(root.items[n] for n in numbers))
+        with self.storing(base, kept, [segments[n] for n in numbers], chain([first], added)) as stored:
+            return stored()
 
     @contextlib.contextmanager
     def storing(

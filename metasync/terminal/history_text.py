@@ -35,8 +35,10 @@ def log(items: Sequence[LogItem], *, some: bool = False) -> list[str]:
     for item in items:
         if item.others_after and not any(other.version == item.version + 1 for other in items):
             what = _versions(item.version + 1, item.version + item.others_after)
-            lines.append(styled("head", what) + "  changed devices, keys or backends: metasync log --all")
+            lines.append(styled("head", what) + "  changed no files: metasync log --all")
         lines += _item(item)
+        if item.dropped:
+            lines.append(styled("head", _versions(*item.dropped)) + "  no longer kept")
     lines += [item.begins for item in items if item.begins]
     return lines or ["No version fits." if some else "Nothing has been pushed yet."]
 

@@ -73,7 +73,7 @@ def _settings(db: LocalDb) -> list[str]:
     from metasync.runtime.limits import NUMBERS
 
     each = ["limit.connections", "limit.down", "limit.up"]
-    return sorted([*NUMBERS, *each, *(f"{key}.{name}" for key in each for name in _backends(db))])
+    return sorted([*NUMBERS, "keep", *each, *(f"{key}.{name}" for key in each for name in _backends(db))])
 
 
 _KNOWN: Final[dict[What, Callable[[LocalDb], list[str]]]] = {

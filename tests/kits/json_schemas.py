@@ -43,6 +43,8 @@ COMMANDS: dict[str, Any] = {
     "restore": history.RestoreReport,
     "undelete": history.RestoreReport,
     "skip": history.SkipReport,
+    "tag": history.TagReport,
+    "gc": backends.GcReport,
     "conflicts": {"conflicts": tuple[sync.ConflictReport, ...], "texts": tuple[history.TextDiff, ...]},
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},
     "check": backends.CheckReport,

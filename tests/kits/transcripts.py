@@ -52,6 +52,8 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
     (r"(?<=Stored )(\d+ packs?), [\d.]+ \w+,", r"\1, SIZE,"),
     (r"(Still to move.*: \d+ packs?), [\d.]+ \w+", r"\1, SIZE"),
+    (r"(\d+ packs?), [\d.]+ \w+(?=, (?:would be )?freed)", r"\1, SIZE"),
+    (r'("(?:bytes|unused_bytes)": )\d{3,}', r"\1SIZE"),
     (r"read \d+ pieces? \([\d.]+ \w+\)", "read PIECES"),
     (r'("pieces_read": )\d+', r"\1N"),
     (r"(read|hold|packs? of) [\d.]+ (B|KiB|MiB)\b", r"\1 SIZE"),

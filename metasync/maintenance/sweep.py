@@ -1,0 +1,120 @@
+"""Deletes packs that no version needs and none ever will: the last step of garbage collection (consensus.md, rule 6.3).
+
+A pack may go once a decided state has fenced its generation and does not name it. No later state can name it then, so
+it does not matter who deletes it, in which order, or how much later; and whoever was interrupted begins anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple
+
+from metasync.errors import BackendError, UnreachableError
+from metasync.events import Progress
+from metasync.runtime.effects import Op, Reply, Urgency, each
+from metasync.session.session import Session
+from metasync.store.index import PackId
+from metasync.transfer.copies import Place
+
+LISTED_AT_ONCE: Final = 16  # folders
+DELETED_AT_ONCE: Final = 64
+LIST_TIMEOUT_S: Final = 120.0
+_GENERATION: Final = re.compile("0|[1-9][0-9]{0,19}")
+_SHARD: Final = re.compile("[0-9a-f]{2}")
+_NAME: Final = re.compile("[0-9a-f]{64}")
+
+
+class Copy(NamedTuple):
+    """A pack as a backend lists it: on which, where, which, and its bytes."""
+
+    backend: str
+    path: str
+    id: PackId
+    size: int
+
+
+@dataclass
+class Swept:
+    """By backend: how many packs were deleted there, and their bytes. `away`: which could not be asked, and why."""
+
+    packs: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    away: dict[str, str] = field(default_factory=dict)
+
+    def add(self, copy: Copy) -> None:
+        self.packs[copy.backend] += 1
+        self.bytes[copy.backend] += copy.size
+
+
+def listed(s: Session, away: dict[str, str], below: int | None = None) -> Iterator[Copy]:
+    """The packs that the backends list, under all their storage ids; of generations `below` this one, if given.
+
+    Backends that fail are left out from there on, and noted in `away`. A list is a hint: what it lacks stays.
+    """
+    for place in sorted(s.transfer.places.values()):
+        if place.name in s.out or s.transfer.away(place):
+            away[place.name] = (s.out.get(place.name) or s.transfer.down[place.name]).message
+            continue
+        try:
+            yield from _on(s, place, below)
+        except BackendError as e:
+            away[place.name] = e.message
+            if isinstance(e, UnreachableError):
+                s.transfer.down.setdefault(place.name, e)
+
+
+def _on(s: Session, place: Place, below: int | None) -> Iterator[Copy]:
+    for storage_id in place.storage_ids:
+        top = f"{storage_id.hex()}/packs"
+        generations = [g for g in _names(s, place, [top], _GENERATION)[top] if below is None or int(g) < below]
+        for generation in sorted(generations, key=int):
+            folder = f"{top}/{generation}"
+            shards = iter(sorted(_names(s, place, [folder], _SHARD)[folder]))
+            while some := [f"{folder}/{shard}" for shard in islice(shards, LISTED_AT_ONCE)]:
+                for path, names in _names(s, place, some, _NAME).items():
+                    for name, size in sorted(names.items()):
+                        if name.startswith(path[-2:]):
+                            pack_id = int(generation), bytes.fromhex(name)
+                            yield Copy(place.name, f"{path}/{name}", pack_id, size or 0)
+
+
+def _names(
+    s: Session, place: Place, folders: Collection[str], form: re.Pattern[str]
+) -> Mapping[str, Mapping[str, int | None]]:
+    """What stands in folders of a backend, of names of this form, with sizes."""
+    ops = {f: Op(place.name, "list", f, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER) for f in folders}
+    replies: Mapping[str, Reply] = s.runtime.run(each(ops))
+    out = {}
+    for folder, reply in replies.items():
+        if reply.error is not None:
+            raise reply.error
+        out[folder] = {item.name: item.size for item in reply.value if form.fullmatch(item.name)}
+    return out
+
+
+def may_go(pack_id: PackId, named: Collection[PackId], min_gen: int) -> bool:
+    """Whether a pack may be deleted, by the fence and the index of one decided state, whichever."""
+    return pack_id[0] < min_gen and pack_id not in named
+
+
+def sweep(s: Session, named: Collection[PackId], min_gen: int) -> Swept:
+    """Deletes what may go on all backends within reach. `named`, `min_gen`: of one decided state, see `may_go`."""
+    out = Swept()
+    going = (copy for copy in listed(s, out.away, min_gen) if may_go(copy.id, named, min_gen))
+    done = 0
+    while some := list(islice(going, DELETED_AT_ONCE)):
+        ops = {c.backend + "/" + c.path: Op(c.backend, "delete", c.path, urgency=Urgency.LATER) for c in some}
+        replies: Mapping[str, Reply] = s.runtime.run(each(ops))
+        for copy in some:
+            error = replies[copy.backend + "/" + copy.path].error
+            if error is None:
+                out.add(copy)
+            else:
+                out.away.setdefault(copy.backend, error.message)
+        done += len(some)
+        s.listener(Progress("delete", done, None, "packs"))
+    return out

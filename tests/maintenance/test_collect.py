@@ -1,0 +1,652 @@
+"""`gc`: what nothing needs goes, what something needs stays, whoever does what at the same time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from attack_kit import insider
+from workspace_kit import PASSPHRASE, Lab, write
+
+from metasync.codec import u64
+from metasync.consensus import JOURNAL_KEY, NOTHING, Change
+from metasync.errors import DamagedError, FullError, UsageError, WorkspaceError
+from metasync.local.spill import IdSet
+from metasync.maintenance import collect, sweep
+from metasync.objects.model import VERSION_TAG, ObjectKind, Snapshot, encode_snapshot
+from metasync.objects.reach import mark
+from metasync.session import agreement
+from metasync.session.session import Session
+from metasync.store import collection, retention
+from metasync.store.pack_format import decode_header
+from metasync.sync import push
+from metasync.testing.quota import Quota
+from metasync.transfer.upload import Upload
+from metasync.workspace import Workspace
+
+LAST = retention.parse("last=1")
+STORES = ("a", "b", "c")
+
+
+def noise(n: int, size: int = 20_000) -> bytes:
+    """Bytes that no other file has and that do not shrink."""
+    return hashlib.shake_256(b"%d" % n).digest(size)
+
+
+def six_versions(w: Workspace) -> Workspace:
+    """Versions 1 to 6: in each, a file of its own, and one that changes; those of 1 to 3 are deleted in version 4."""
+    for n in range(1, 7):
+        write(w.directory, {f"file{n}": noise(n), "f": noise(100 + n), "stays": noise(0)})
+        if n == 4:
+            for gone in ("file1", "file2", "file3"):
+                (w.directory / gone).unlink()
+        w.push(f"push {n}")
+    return w
+
+
+@pytest.fixture
+def six(lab: Lab) -> Workspace:
+    return six_versions(lab.init(lab.urls(*STORES)))
+
+
+@pytest.fixture
+def two(six: Workspace, lab: Lab) -> Workspace:
+    """Another device, at version 6."""
+    return lab.clone(lab.urls(*STORES))
+
+
+def packs(lab: Lab, *names: str) -> dict[str, int]:
+    """The packs on backends, with sizes."""
+    names = names or STORES
+    return {f"{n}/{p.parent.parent.name}/{p.name}": p.stat().st_size for n in names for p in lab.objects(n, "packs")}
+
+
+def named(w: Workspace) -> set[tuple[int, bytes]]:
+    """The packs that the newest index names."""
+    with w._session("test") as s:
+        return set(agreement.newest(s).index.packs())
+
+
+def all_is_there(w: Workspace) -> None:
+    """Every copy of every pack is whole, every version of the log can be read whole, and the index names no more."""
+    report = w.check(read_data=True)
+    assert not report.problems, report.problems
+    assert not report.lost
+    assert not report.meta_problems
+    with w._session("test") as s:
+        newest = agreement.newest(s)
+        retained = s.indexes.retained(newest.state)
+        contents = s.contents(newest)
+        index = newest.index
+        s.db._execute("DELETE FROM objects WHERE kind < 6")
+        roots = [i for _, i, _ in collect._line(s, newest, retained, contents)]
+        assert set(roots) <= set(index.ids(ObjectKind.SNAPSHOT))
+        needed = IdSet()
+        contents.walk(mark(index.ids(ObjectKind.SNAPSHOT), needed, index.__contains__))
+        found = {o.id for segment in index.segments for _, o in segment if o.id in index}
+        assert len(found & needed_of(found, needed)) == len(needed), "the index names what needs what no pack has"
+        assert all(i in needed for i in found) or newest.state.min_gen == 0, "and nothing that nothing needs"
+        got = contents.load(ObjectKind.BLOB, index.ids(ObjectKind.BLOB))
+        assert all(s.ids.blob(data) == i for i, data in got.items())
+
+
+def needed_of(found: set[bytes], needed: IdSet) -> set[bytes]:
+    return {i for i in found if i in needed}
+
+
+def nothing_else_is_there(w: Workspace, lab: Lab) -> None:
+    """The backends hold the packs that the index names, and no others."""
+    assert {(int(k.split("/")[1]), bytes.fromhex(k.split("/")[2])) for k in packs(lab)} == named(w)
+
+
+# ---- what goes
+
+
+def test_what_only_dropped_versions_need_goes(six: Workspace, lab: Lab) -> None:
+    before = packs(lab)
+    report = six.gc(LAST)
+    after = packs(lab)
+    assert (report.kept, report.dropped) == (1, 5)
+    assert sum(f.bytes for f in report.freed) == sum(before[k] for k in before.keys() - after.keys())
+    assert sum(after.values()) <= 1.1 * 3 * 2 * 20_000 * 5 / 3, "file4 to file6, f and stays, twice"
+    assert [i.version for i in six.log()] == [6]
+    all_is_there(six)
+    nothing_else_is_there(six, lab)
+    six.restore("latest", to=lab.root / "out")
+    assert (lab.root / "out" / "file4").read_bytes() == noise(4)
+    other = lab.clone(lab.urls(*STORES))
+    assert (other.directory / "f").read_bytes() == noise(106)
+
+
+def test_all_that_kept_versions_have_can_be_restored(six: Workspace, lab: Lab) -> None:
+    six.tag("2", "draft")
+    report = six.gc(retention.parse("last=2"))
+    assert (report.kept, report.dropped) == (3, 3)
+    assert [(i.version, i.dropped) for i in six.log()] == [(6, None), (5, (3, 4)), (2, None)]
+    six.restore("2", to=lab.root / "out")
+    assert {p.name: p.read_bytes() for p in (lab.root / "out").iterdir()} == {
+        "file1": noise(1), "file2": noise(2), "f": noise(102), "stays": noise(0),
+    }  # fmt: skip
+    all_is_there(six)
+    nothing_else_is_there(six, lab)
+
+
+def test_packs_mostly_dead_are_packed_anew(lab: Lab) -> None:
+    w = lab.init(lab.urls(*STORES))
+    write(w.directory, {f"f{n}": noise(n) for n in range(20)})
+    w.push()
+    for n in range(1, 20):
+        (w.directory / f"f{n}").unlink()
+    w.push(force=True)
+    report = w.gc(LAST)
+    assert report.packed_anew
+    assert sum(packs(lab).values()) < 2 * 2 * 20_000
+    all_is_there(w)
+    nothing_else_is_there(w, lab)
+    assert w.read("f0") == noise(0)
+
+
+def test_what_merges_replaced_is_kept_with_its_version(lab: Lab) -> None:
+    """A clean merge by lines leaves a snapshot beside the version; its bytes are in no other one."""
+    one = lab.init(lab.urls(*STORES))
+    lines = [b"line %d" % n for n in range(9)]
+    write(one.directory, {"text": b"\n".join(lines)})
+    one.push()
+    other = lab.clone(lab.urls(*STORES))
+    write(one.directory, {"text": b"\n".join([b"ONE", *lines[1:]])})
+    one.push()
+    write(other.directory, {"text": b"\n".join([*lines[:-1], b"OTHER"])})
+    other.push()
+    (item,) = [i for i in other.log("text") if i.kept]
+    other.gc(LAST)
+    all_is_there(other)
+    assert other.read("text", item.snapshot.hex()[:16]) == b"\n".join([*lines[:-1], b"OTHER"])
+
+
+def test_the_agreed_policy_is_the_one_without_another(six: Workspace, two: Workspace) -> None:
+    assert two.gc().dropped == 0, "without a policy all versions are kept"
+    six.keep("last=3", change=True)
+    assert two.gc().dropped == 3
+    assert [i.version for i in two.log()] == [6, 5, 4]
+    with pytest.raises(UsageError, match="no version is called 'draft'"):
+        two.gc(retention.parse("tag=draft"))
+
+
+def test_a_run_with_nothing_to_do_agrees_nothing(six: Workspace) -> None:
+    six.gc(LAST)
+    version = six.status().version
+    report = six.gc(LAST)
+    assert (report.dropped, report.freed, six.status().version) == (0, (), version)
+
+
+def test_a_dry_run_tells_what_would_go_and_changes_nothing(six: Workspace, lab: Lab) -> None:
+    before, version = packs(lab), six.status().version
+    told = six.gc(LAST, dry_run=True)
+    assert (packs(lab), six.status().version) == (before, version)
+    assert told.version is None
+    done = six.gc(LAST)
+    assert (told.kept, told.dropped) == (done.kept, done.dropped)
+    if not done.packed_anew:
+        assert told.freed == done.freed
+
+
+def test_the_index_is_that_of_what_lives(lab: Lab) -> None:
+    """However many versions there were, a new device reads the index of those that are kept."""
+    w = lab.init(lab.urls("a", kind="memory"))
+    for n in range(40):
+        write(w.directory, {"f": noise(n, 100), f"g{n % 3}": noise(n + 1000, 100)})
+        w.push()
+    with w._session("test") as s:
+        before = agreement.newest(s)
+    w.gc(LAST)
+    with w._session("test") as s:
+        after = agreement.newest(s)
+    assert before.index.places > 140
+    assert after.index.places <= 4 + 1 + 1, "the files, their directory, the snapshot"
+    assert len(after.root.items) <= 2
+    assert not any(segment.tombstones for segment in after.index.segments)
+
+
+def test_uploads_that_broke_off_go_with_the_time_after_the_next(
+    six: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell them from those of a push that is under way: these get the time between two runs."""
+    with monkeypatch.context() as m:
+        m.setattr(push._Push, "agree", _fail)
+        write(six.directory, {"new": noise(50)})
+        with pytest.raises(WorkspaceError, match="broke off"):
+            six.push()
+    strays = len(packs(lab)) - 2 * len(named(six))
+    assert strays >= 2
+    first = six.gc()
+    assert first.freed == ()
+    assert "under way" in first.notes[0]
+    assert sum(f.packs for f in six.gc().freed) == strays
+    nothing_else_is_there(six, lab)
+    (six.directory / "new").unlink()
+    six.push()
+    all_is_there(six)
+
+
+def _fail(*_: object) -> Any:
+    raise WorkspaceError("broke off")
+
+
+# ---- the rule of deletion
+
+
+def test_a_pack_goes_only_if_it_is_fenced_and_not_named() -> None:
+    old, new = (3, b"\1" * 32), (4, b"\2" * 32)
+    assert sweep.may_go(old, set(), 4)
+    assert not sweep.may_go(old, {old}, 4), "a version needs it"
+    assert not sweep.may_go(new, set(), 4), "a push under way may have stored it"
+
+
+def test_names_that_are_no_packs_stay(six: Workspace, lab: Lab) -> None:
+    (pack,) = lab.objects("a", "packs")[:1]
+    other = pack.with_name("README")
+    other.write_bytes(b"not ours")
+    (pack.parent.parent / "zz").mkdir()
+    wrong = pack.parent.parent / ("00" if pack.parent.name != "00" else "01") / pack.name
+    wrong.parent.mkdir(exist_ok=True)
+    wrong.write_bytes(b"in another's folder")
+    six.gc(LAST)
+    assert other.exists()
+    assert wrong.exists()
+
+
+# ---- others at the same time
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, do: Callable[[], Any], times: int = 1
+) -> list[int]:
+    """Has something done once, before a function of the collector or of a push is entered."""
+    real, done = getattr(owner, name), []
+
+    def first(*args: Any, **options: Any) -> Any:
+        if len(done) < times:
+            done.append(1)
+            do()
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, first)
+    return done
+
+
+def test_a_push_between_mark_and_fence_keeps_what_it_reuses(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It relies on a blob of a dropped version, which its base's index names: the mark comes to know of it."""
+
+    def reuse() -> None:
+        write(two.directory, {"back": noise(2)})
+        assert two.push().bytes_stored < 20_000, "it is in the index"
+
+    done = meanwhile(monkeypatch, collect._Collection, "_change", reuse)
+    six.gc(LAST)
+    assert done
+    all_is_there(six)
+    nothing_else_is_there(six, lab)
+    assert lab.clone(lab.urls(*STORES), device="third").read("back") == noise(2)
+
+
+@pytest.mark.parametrize("pushes", [1, 2])
+def test_a_large_file_that_a_push_reuses_keeps_all_its_parts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, pushes: int
+) -> None:
+    """Its file object lies in a pack that stays, its chunks in one that goes: the index names neither any more.
+
+    A push that was interrupted after it had read the file asks for the file object alone. With two pushes, the second
+    brings the file object, and the first most of the chunks.
+    """
+    monkeypatch.setattr(collection, "UNUSED_SHARE", 0)  # packs stay as long as anything in them is needed
+    monkeypatch.setattr(collection, "MOSTLY_DEAD", 1 << 60)
+    w = lab.init(lab.urls("a", kind="memory"))
+    large = noise(7, 12 << 20)
+    if pushes == 2:
+        write(w.directory, {"large": large})
+        w.push()
+        large += noise(8)
+    write(w.directory, {"large": large, "zz": noise(9), **{f"dir{n}/f": noise(n, 2_000) for n in range(40)}})
+    w.push()
+    with w._session("test") as s:
+        index = agreement.newest(s).index
+        (record,) = {r.id for i in index.ids(ObjectKind.FILE)[:1] for r, _ in index.find(i)}
+    other = lab.clone(lab.urls("a", kind="memory"))
+    write(other.directory, {"again": large})
+    with monkeypatch.context() as m:
+        m.setattr(push._Push, "agree", _fail)
+        with pytest.raises(WorkspaceError, match="broke off"):
+            other.push()
+    (w.directory / "large").unlink()
+    w.push(force=True)
+    w.gc(LAST)
+    assert record in named(w), "what lies beside it is needed"
+    (other.directory / "large").unlink()
+    other.push()
+    all_is_there(other)
+    assert w.read("again") == large
+
+
+def test_a_fence_between_a_push_and_its_base_has_it_store_again(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it stored in a fenced generation is deleted, and what it reused is dropped: both are stored anew."""
+    write(two.directory, {"new": noise(60), "back": noise(2)})
+    done = meanwhile(monkeypatch, push._Push, "agree", lambda: six.gc(LAST))
+    report = two.push()
+    assert done
+    assert report.bytes_stored >= 40_000
+    all_is_there(two)
+    assert {g for g, _ in named(two)} == {0, 1} or {g for g, _ in named(two)} == {1}
+    third = lab.clone(lab.urls(*STORES), device="third")
+    assert (third.read("new"), third.read("back")) == (noise(60), noise(2))
+    six.gc(LAST)
+    all_is_there(six)
+
+
+def test_a_push_of_the_new_generation_looks_up_what_it_reuses_again(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began after BEGIN, so what it stored counts; what it reused was dropped, and is stored."""
+    with six._work.begun("test") as s:
+        agreement.propose(s, agreement.newest(s).state, Change(s.entropy(16), gen=1))
+        s.db.set(JOURNAL_KEY, None)
+    write(two.directory, {"new": noise(60), "back": noise(2)})
+    done = meanwhile(monkeypatch, push._Push, "agree", lambda: six.gc(LAST))
+    report = two.push()
+    assert done
+    assert 40_000 <= report.bytes_stored < 60_000, "the one that it reused, and not the other one again"
+    all_is_there(two)
+    assert lab.clone(lab.urls(*STORES), device="third").read("back") == noise(2)
+
+
+def test_a_push_whose_file_is_gone_by_then_takes_the_tree_as_it_is(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its packs do not count any more, and the bytes are not there to be stored again: it scans anew."""
+    write(two.directory, {"new": noise(60), "other": noise(61)})
+
+    def gone() -> None:
+        six.gc(LAST)
+        (two.directory / "new").unlink()
+
+    meanwhile(monkeypatch, push._Push, "agree", gone)
+    two.push()
+    all_is_there(two)
+    assert (lab.clone(lab.urls(*STORES), device="third").directory / "other").read_bytes() == noise(61)
+
+
+def test_two_collectors(six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second drops other versions between mark and fence of the first, and packs anew what that packs anew."""
+    six.tag("2", "draft")
+    done = meanwhile(monkeypatch, collect._Collection, "_change", lambda: two.gc(retention.parse("last=3")))
+    six.gc(LAST)
+    assert done
+    all_is_there(six)
+    six.gc(), six.gc()  # what the first had packed anew by then
+    nothing_else_is_there(six, lab)
+    assert [i.version for i in six.log()] == [6, 2]
+
+
+def test_a_name_given_between_mark_and_fence_keeps_its_version(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = meanwhile(monkeypatch, collect._Collection, "_change", lambda: two.tag("3", "late"))
+    six.gc(LAST)
+    assert done
+    assert [i.version for i in six.log()] == [6, 3]
+    all_is_there(six)
+    assert two.read("file3", "3") == noise(3)
+
+
+def test_a_name_for_a_version_that_is_dropped_meanwhile_is_refused(
+    six: Workspace, two: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who loses to the fence looks at the list of versions again."""
+    from metasync.history import tags
+
+    done = meanwhile(monkeypatch, tags.agreement, "propose", lambda: six.gc(LAST))
+    with pytest.raises(UsageError, match="version 3 is no longer kept"):
+        two.tag("3", "late")
+    assert done
+
+
+def test_new_keys_between_packing_and_fence(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was packed anew is sealed under keys that a revoked device has: it is packed once more."""
+    w = lab.init(lab.urls(*STORES))
+    write(w.directory, {f"f{n}": noise(n) for n in range(20)})
+    w.push()
+    other = lab.clone(lab.urls(*STORES))
+    for n in range(1, 20):
+        (w.directory / f"f{n}").unlink()
+    w.push(force=True)
+    done = meanwhile(monkeypatch, collect._Collection, "_change", lambda: other.key_rotate(PASSPHRASE))
+    w.gc(LAST)
+    assert done
+    all_is_there(w)
+    with w._session("test") as s:
+        newest = agreement.newest(s)
+        epochs = {decode_header(p.header).epoch for p in newest.index.packs().values() if p.generation}
+        assert newest.state.epoch == 2
+        assert epochs == {2}, "nothing that is new is sealed under old keys"
+
+
+def test_a_collector_that_sleeps_before_it_deletes(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its list, then others push, bring back what it is about to delete, and collect: it deletes by its list."""
+    real = sweep.listed
+
+    def asleep(s: Session, away: dict[str, str], below: int | None = None) -> Iterator[sweep.Copy]:
+        copies = list(real(s, away, below))
+        if s.directory == six.directory and below is not None:
+            write(two.directory, {"back": noise(1), "new": noise(70)})
+            two.push()
+            monkeypatch.setattr(sweep, "listed", real)
+            two.gc(LAST)
+            write(two.directory, {"newer": noise(71)})
+            two.push()
+        yield from copies
+
+    monkeypatch.setattr(sweep, "listed", asleep)
+    six.gc(LAST)
+    all_is_there(two)
+    assert six.read("back") == noise(1)
+
+
+def test_a_reader_beside_the_collector(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has begun at a version whose packs are gone when it comes to them."""
+    with six._session("test") as s:
+        s.db._execute("DELETE FROM objects WHERE kind < 6")
+    with two._session("test") as s:
+        s.db._execute("DELETE FROM objects WHERE kind < 6")
+        base = agreement.newest(s)
+        six.gc(LAST)
+        contents = s.contents(base)
+        tree = s.flat(base, contents)
+        assert contents.load(ObjectKind.BLOB, [tree[b"file5"].content])
+
+
+def test_check_beside_the_collector(six: Workspace, two: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has begun by an index whose packs go meanwhile, and calls none of them missing."""
+    from metasync.maintenance import check
+
+    done = meanwhile(monkeypatch, check, "_looked_at", lambda: six.gc(LAST))
+    report = two.check(read_data=True)
+    assert done
+    assert (report.problems, report.lost, report.short) == ((), (), 0)
+
+
+def test_a_device_that_slept_over_it_loses_nothing(six: Workspace, two: Workspace, lab: Lab) -> None:
+    """Its base is no longer kept. What both have stays, what it changed comes back, and nothing counts as deleted."""
+    write(two.directory, {"mine": noise(80), "f": noise(81)})
+    (two.directory / "stays").unlink()
+    (six.directory / "file4").unlink()
+    write(six.directory, {"f": noise(82)})
+    six.push()
+    six.gc(LAST)
+    with two._session("test") as s:
+        s.db._execute("DELETE FROM objects WHERE kind < 6")
+    assert two.status().version == 7
+    report = two.push()
+    assert report.version is not None
+    there = {p.name: p.read_bytes() for p in two.directory.iterdir() if p.is_file()}
+    assert there["mine"] == noise(80)
+    assert {noise(81), noise(82)} <= set(there.values())
+    all_is_there(two)
+    six.pull()
+    assert {p.name: p.read_bytes() for p in six.directory.iterdir() if p.is_file()} == there
+
+
+# ---- what is away, full, damaged
+
+
+def test_a_backend_that_is_away_gives_its_space_when_it_is_back(six: Workspace, lab: Lab) -> None:
+    lab.hurry(proposing=True)
+    w = lab.reopen(six)
+    lab.faults["c"].down = True
+    report = w.gc(LAST)
+    assert set(report.away) == {"c"}
+    assert "not reached: c" in report.notes[-1]
+    lab.faults["c"].down = False
+    w = lab.reopen(w)
+    assert {f.backend for f in w.gc().freed} == {"c"}
+    nothing_else_is_there(w, lab)
+
+
+def test_without_room_to_pack_anew_what_is_free_to_go_goes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = lab.init(lab.urls(*STORES))
+    write(w.directory, {"whole": noise(500, 200_000)})
+    w.push()
+    write(w.directory, {f"f{n}": noise(n) for n in range(20)})
+    (w.directory / "whole").unlink()
+    w.push()
+    for n in range(1, 20):
+        (w.directory / f"f{n}").unlink()
+    w.push(force=True)
+    real, tried = Upload.add, []
+
+    def full(self: Upload, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        tried.append(1)
+        raise FullError("a: no room for a pack of 20 KB")
+
+    monkeypatch.setattr(Upload, "add", full)
+    report = w.gc(LAST)
+    assert tried
+    assert sum(f.bytes for f in report.freed) > 2 * 200_000
+    assert "could not be packed anew: a: no room" in report.notes[0]
+    all_is_there_but_unused(w)
+    monkeypatch.setattr(Upload, "add", real)
+    assert w.gc(LAST).packed_anew
+    all_is_there(w)
+    nothing_else_is_there(w, lab)
+
+
+def all_is_there_but_unused(w: Workspace) -> None:
+    report = w.check(read_data=True)
+    assert not report.problems
+    w.restore("latest", to=w.directory.parent / "all")
+
+
+def test_packs_with_too_few_copies_replace_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one copy of what is packed anew, where two are promised: the old packs, which have two, stay."""
+    w = lab.init(lab.urls("a", "b"))
+    write(w.directory, {f"f{n}": noise(n, 100_000) for n in range(20)})
+    w.push()
+    for n in range(8, 20):
+        (w.directory / f"f{n}").unlink()
+    w.push(force=True)
+    w.close()
+    lab.quotas["b"] = Quota(sum(p.stat().st_size for p in lab.store("b").rglob("*") if p.is_file()) + 1_000)
+    lab.faults.pop("b")
+    again = lab.keep(Workspace.open(w.directory))
+    report = again.gc(LAST)
+    assert "too few backends have room" in " ".join(report.notes) or "could not be packed anew" in " ".join(
+        report.notes
+    )
+    for name in ("a", "b"):
+        assert {k.split("/", 1)[1] for k in packs(lab, name)} >= {f"{g}/{n.hex()}" for g, n in named(again)}
+
+
+def test_a_version_that_cannot_be_read_stops_it(six: Workspace, lab: Lab) -> None:
+    """What it needs is not known: nothing goes, until it is given up."""
+    with insider(six) as m:
+        m.commit(b"\5" * 32)
+    before = packs(lab)
+    six = lab.reopen(six)
+    with pytest.raises(DamagedError):
+        six.gc(retention.parse("last=2"))
+    assert packs(lab).items() >= before.items()
+
+
+def test_a_version_that_needs_what_no_pack_has_stops_it(six: Workspace, lab: Lab) -> None:
+    with insider(six) as m:
+        m.commit(m.tree({b"hole": m.file(b"here")._replace(content=b"\6" * 32)}))
+    before = packs(lab)
+    with pytest.raises(DamagedError, match="1 objects that are in no pack; nothing was deleted"):
+        six.gc(LAST)
+    assert packs(lab).items() >= before.items()
+
+
+def test_an_index_that_lacks_what_is_kept_is_not_swept_by(six: Workspace, two: Workspace, lab: Lab) -> None:
+    """An insider has a version agreed that fences all and names nothing: honest collectors do not finish that."""
+    with six._work.begun("test") as s:
+        state = agreement.newest(s).state
+        for change in (Change(s.entropy(16), gen=1), Change(s.entropy(16), index=NOTHING, min_gen=1)):
+            state = agreement.propose(s, state, change).state
+        s.db.set(JOURNAL_KEY, None)
+    before = packs(lab)
+    for policy in (LAST, None):
+        with pytest.raises(DamagedError):
+            two.gc(policy)
+    assert packs(lab) == before
+
+
+def test_a_device_that_lies_about_its_version_has_no_other_dropped(six: Workspace, lab: Lab) -> None:
+    """An insider's snapshot says that it is version 2: by its word versions 3 to 6 would stand in one gap with it."""
+    with insider(six) as m:
+        root = m.tree({b"x": m.file(b"x")})
+        state = m.base.state
+        lie = Snapshot(root, (state.master,), m.s.device.device_id, 0, "", ((VERSION_TAG, u64(2)),))
+        m.commit(root, snapshot=encode_snapshot(lie))
+    write(six.directory, {"y": b"y"})
+    six.pull()
+    six.push()
+    before = packs(lab)
+    with pytest.raises(WorkspaceError, match="says that it is version 2, and cannot be"):
+        six.gc(LAST)
+    assert packs(lab) == before
+    six.gc()
+    all_is_there(six)
+
+
+# ---- the walk
+
+
+def test_the_mark_looks_at_nothing_twice(six: Workspace) -> None:
+    with six._session("test") as s:
+        newest = agreement.newest(s)
+        contents = s.contents(newest)
+        retained = s.indexes.retained(newest.state)
+        roots = [i for _, i, _ in collect._line(s, newest, retained, contents)]
+        asked: list[bytes] = []
+        load = contents.load
+
+        def counted(kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+            wanted = list(ids)
+            asked.extend(wanted)
+            return load(kind, wanted)
+
+        contents.load = counted  # type: ignore[method-assign]
+        marked = IdSet()
+        contents.walk(mark(roots, marked, newest.index.__contains__))
+        assert len(asked) == len(set(asked))
+        assert len(marked) == len({o.id for segment in newest.index.segments for _, o in segment})
+        contents.walk(mark(roots, marked, newest.index.__contains__))
+        assert len(asked) == len(set(asked)), "a second mark of the same asks for nothing"
