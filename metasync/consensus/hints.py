@@ -83,9 +83,12 @@ def write_head(m: Participant, state: State, head: bytes, prev: bytes, backends:
     return (yield from _some(heads, len(heads) // 2 + 1))
 
 
-def read_head(m: Participant, instance: Instance, device_id: bytes, backends: Sequence[str]) -> Task:
-    """-> the newest Head of a device, or None."""
-    got = yield Gather({b: _get(b, head_path(device_id)) for b in backends}, deadline_s=WAIT_S)
+def read_head(
+    m: Participant, instance: Instance, device_id: bytes, backends: Sequence[str], enough: int | None = None
+) -> Task:
+    """-> the newest Head of a device, or None. `enough`: so many answers; all, as far as they come, by default."""
+    asked = {b: _get(b, head_path(device_id)) for b in backends}
+    got = yield Gather(asked, lambda answers: len(answers) == enough, deadline_s=WAIT_S)
     heads = []
     for data in got.values():
         if data is not None:
@@ -97,9 +100,11 @@ def read_head(m: Participant, instance: Instance, device_id: bytes, backends: Se
     return max(heads, key=lambda h: h.v, default=None)
 
 
-def read_heads(m: Participant, instance: Instance, devices: Sequence[bytes], backends: Sequence[str]) -> Task:
-    """-> {device id: its newest Head, or None}, of at most HEADS_MAX devices."""
-    got = yield Gather({d.hex(): read_head(m, instance, d, backends) for d in devices[:HEADS_MAX]})
+def read_heads(
+    m: Participant, instance: Instance, devices: Sequence[bytes], backends: Sequence[str], enough: int | None = None
+) -> Task:
+    """-> {device id: its newest Head, or None}, of at most HEADS_MAX devices. `enough`: as in `read_head`."""
+    got = yield Gather({d.hex(): read_head(m, instance, d, backends, enough) for d in devices[:HEADS_MAX]})
     return {bytes.fromhex(d): head for d, head in got.items()}
 
 

@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from metasync.consensus.acceptors.view import AcceptorView
-from metasync.consensus.chain import ancestor, fetch_state, find_keys, other_at, shut_out
+from metasync.consensus.chain import find_keys, shut_out
 from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.participant import Participant
 from metasync.consensus.proposer import BehindFloorError, look_around, settle
-from metasync.consensus.records.entry import SignedEntry, covering, hint_path, open_hint, shown_epoch
-from metasync.consensus.records.state import VERSION_MAX, State, follows
-from metasync.consensus.truncation import opened
+from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint, shown_epoch
+from metasync.consensus.records.state import VERSION_MAX, State
 from metasync.errors import (
     BackendError,
-    DamagedError,
     FormatError,
     NoQuorumError,
     UpgradeError,
@@ -79,7 +77,9 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
         yield from _probe(m, instance, deadline)
         heard = {a for a in heard | instance.heard if not m.acceptors[a].replaced}
         if instance.is_behind_floor():
-            current = (yield from _leap(m, enter, instance, current, instance.quorum)) or current
+            from metasync.consensus.leaps import leap
+
+            current = (yield from leap(m, enter, instance, current, instance.quorum)) or current
             absent_above = None
             continue
         if instance.quiet():
@@ -95,7 +95,11 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
         if instance.progress():
             top = yield from _gallop(instance, deadline)
             if top is not None:
-                jumped = yield from _jump(m, enter, instance, current, top)
+                from metasync.consensus.leaps import jump  # whoever looks often is not far behind
+
+                before = yield Now()
+                jumped = yield from jump(m, enter, instance, current, top.shown, certain=True)
+                deadline += (yield Now()) - before  # it ends where nothing is reached
                 absent_above = top.absent if instance.all_logs else None
                 if jumped is not None and jumped.v > current.v:
                     current = jumped
@@ -119,12 +123,14 @@ def newest_seen(m: Participant, enter: Enter, known: State, deadline_s: float) -
     instance.begin()
     yield from look_around(m, instance, deadline - (yield Now()), everybody=True)
     yield from instance.check_fork()
-    if instance.is_behind_floor() and (leapt := (yield from _leap(m, enter, instance, known, 1))) is not None:
+    from metasync.consensus.leaps import jump, leap
+
+    if instance.is_behind_floor() and (leapt := (yield from leap(m, enter, instance, known, 1))) is not None:
         return (yield from newest_seen(m, enter, leapt, deadline - (yield Now())))
     decided = instance.decided()
     top = (yield from _gallop(instance, deadline, enough=1)) if instance.progress() else None
     if top is not None and top.v > instance.v:
-        jumped = yield from _jump(m, enter, instance, known, top)
+        jumped = yield from jump(m, enter, instance, known, top.shown, certain=False)
         if jumped is not None and jumped.v > known.v:  # the base of what was found: that may be decided as well
             return (yield from newest_seen(m, enter, jumped, deadline - (yield Now())))
     return decided or known
@@ -203,167 +209,6 @@ def _opens(keys: WorkspaceKeys, hint: bytes, acceptor: AcceptorView) -> bool:
     return True
 
 
-# Past a floor.
-
-
-def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
-    """-> the newest state after `current` that `enough` acceptors show (consensus.md, rule 1.11); None if none does.
-
-    An acceptor whose floor no admitted device signed is out. One acceptor is not enough: a device that was revoked
-    meanwhile is still admitted in the states that this device knows.
-    """
-    floors: dict[bytes, SignedEntry] = yield from opened(m, instance)
-    acceptors = instance.acceptors.values()
-    hints: dict[str, SignedEntry | None] = yield Gather({a.name: _hint(a) for a in acceptors})
-    best: dict[bytes, State] = {}
-    good: set[bytes] = set()
-    apart: list[tuple[AcceptorView, SignedEntry, bytes]] = []
-    for acceptor in acceptors:
-        floor = floors.get(acceptor.acceptor_id)
-        for signed in (hints[acceptor.name], floor):
-            value = None if signed is None else signed.entry.value
-            if signed is None or value is None or not (yield from _vouched(enter, signed)):
-                continue
-            digest = yield from other_at(m, instance, value)
-            if digest is not None:
-                apart.append((acceptor, signed, digest))
-                if signed is floor:  # if it is one device's word alone, the logs are there
-                    del floors[acceptor.acceptor_id]
-                    acceptor.memory.no_floor = covering(instance.v), (yield Now())
-                continue
-            if signed is floor:
-                good.add(acceptor.acceptor_id)
-            shown = best.get(acceptor.acceptor_id)
-            if value.v > max(current.v, 0 if shown is None else shown.v):
-                best[acceptor.acceptor_id] = value
-    if apart:
-        from metasync.consensus.forks import check_word  # nobody needs it as long as nobody lies
-
-        for word in apart:
-            yield from check_word(m, enter, instance, *word)
-    found = yield from _borne_out(m, enter, instance, current, best, enough)
-    if found is None and best:
-        found = yield from _shown_with_newer_keys(m, enter, instance, current, best, enough)
-    for a in floors.keys() - good:
-        instance.acceptors[a].poison("its floor is not one that a device of the workspace made")
-    for acceptor in acceptors:
-        acceptor.floor = None
-    if found is None and good:
-        raise NoQuorumError(
-            f"the logs after version {current.v} are gone, and the way to the newer versions cannot be read",
-            next_step="run again when more backends are reachable, or clone the workspace into a new folder",
-        )
-    return found
-
-
-def _shown_with_newer_keys(
-    m: Participant, enter: Enter, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
-) -> Task:
-    """`_borne_out` with keys of later epochs, which seal a floor that is made again after a rotation.
-
-    The keys of what turns out to be agreed are followed afterwards.
-    """
-    links = [link for a in instance.acceptors.values() if (link := a.reach())]
-    held = m.keys
-    newer, _ = yield from find_keys(m, held.epoch + 1, links)
-    for keys in newer:
-        m.keys = keys
-        found = yield from _borne_out(m, enter, instance, current, best, enough)
-        if found is not None:
-            return found
-    m.keys = held
-    return None
-
-
-def _borne_out(
-    m: Participant, enter: Enter, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
-) -> Task:
-    """`_shown_by_enough`, or else with the acceptors whose logs are closed where `current`'s config ended.
-
-    A backend that was removed since gets neither floors nor hints any more. It still has the log that the fence closed.
-    """
-    found = yield from _shown_by_enough(m, instance, current, best, enough)
-    ahead = sorted(dict.fromkeys(best.values()), key=lambda state: state.v, reverse=True)
-    while found is None and ahead:
-        closed = yield from _closed_at_the_end(m, enter, instance, current, ahead.pop(0))
-        if closed:
-            found = yield from _shown_by_enough(m, instance, current, {**best, **closed}, enough)
-    return found
-
-
-def _closed_at_the_end(m: Participant, enter: Enter, instance: Instance, current: State, ahead: State) -> Task:
-    """-> {acceptor: the state that ended `current`'s config on the way to `ahead`}, for logs that are closed on it.
-
-    Its DECIDED says the same as a floor, and its signer is admitted by the state before.
-    """
-    try:
-        if (yield from ancestor(m, instance, ahead, current.v)) != current.hash:
-            return {}
-        last: State = yield from _last_under(m, instance, current, ahead)
-        if last.v == ahead.v:
-            return {}
-        digest = yield from ancestor(m, instance, ahead, last.v + 1)
-        state: State = yield from fetch_state(m, instance, last.v + 1, digest, ahead.epoch)
-        at: Instance = yield from enter(last, ahead=True)
-    except (DamagedError, FormatError, NoQuorumError, UpgradeError):
-        return {}
-    at.begin()
-    yield from look_around(m, at, PAUSE_MAX_S, everybody=True)
-    good = {a: view.log for a, view in at.acceptors.items() if view.counts() and view.ended and view.log.usable}
-    return {a: state for a, log in good.items() if log.closed == state}
-
-
-def _shown_by_enough(
-    m: Participant, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
-) -> Task:
-    """-> the newest state that lies in the chains of what `enough` acceptors show; None if there is none."""
-    shown = sorted(best.items(), key=lambda item: item[1].v)
-    while len(shown) >= enough:
-        _, state = shown[-enough]
-        try:
-            leads_back = (yield from ancestor(m, instance, state, current.v)) == current.hash
-            above = 0 if leads_back else -1
-            for _, later in shown[len(shown) - enough + 1 :] if leads_back else ():
-                above += (yield from ancestor(m, instance, later, state.v)) == state.hash
-        except (DamagedError, NoQuorumError):
-            above = -1
-        if above == enough - 1:
-            return state
-        shown.pop(-1 if above >= 0 else -enough)  # they do not agree, or the way back cannot be read
-    return None
-
-
-def _hint(acceptor: AcceptorView) -> Task:
-    """-> what an acceptor's hint says, or None."""
-    found = yield from acceptor.get(hint_path(acceptor.acceptor_id))
-    if not isinstance(found, bytes):
-        return None
-    try:
-        return open_hint(acceptor.m.keys, found, acceptor.acceptor_id)
-    except (FormatError, UpgradeError):
-        return None
-
-
-def _vouched(enter: Enter, signed: SignedEntry) -> Task:
-    """-> bool: an admitted device signed it, and its value may follow its base."""
-    entry = signed.entry
-    try:
-        if entry.value is None or not follows(entry.value, entry.base) or not (yield from _is_admitted(enter, signed)):
-            return False
-        if (entry.value.config, entry.value.devices) != (entry.base.config, entry.base.devices):
-            yield from enter(entry.value, ahead=True)  # it keeps to the policy that it names
-        return True
-    except (DamagedError, FormatError, NoQuorumError, UpgradeError):
-        return False
-
-
-def _is_admitted(enter: Enter, signed: SignedEntry) -> Task:
-    """-> bool: a device that the base of an entry admits signed it."""
-    ahead: Instance = yield from enter(signed.entry.base, ahead=True)
-    public = ahead.devices.key_of(signed.entry.device_id, signed.entry.certificate)
-    return public is not None and signed.verifies(public)
-
-
 # Looking far ahead.
 
 
@@ -428,72 +273,3 @@ def _probe_versions(instance: Instance, versions: Sequence[int], left: float, en
     branches = {a.name: one(a) for a in instance.acceptors.values()}
     results = yield Gather(branches, until, deadline_s=max(left, 0.0))
     return found, sum(answer is True for answer in results.values())
-
-
-def _jump(m: Participant, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
-    """-> the base of the highest version that enough acceptors show, proven to descend from `current`; None without.
-
-    Never beyond the end of `current`'s config: only a quorum of today's acceptors says which ones follow.
-
-    `ForkError` when an admitted device signed a base whose chain does not contain `current`, and the logs bear it out.
-    """
-    for acceptor_id, signed in top.shown.items():
-        entry = signed.entry
-        try:
-            if not (yield from _is_admitted(enter, signed)):
-                continue
-            if (yield from _begins_here(m, instance, entry.base)):
-                state: State = yield from _last_under(m, instance, current, entry.base)
-                if (yield from _may_be_decided(m, enter, instance, current, state)):
-                    return state
-            elif (digest := (yield from other_at(m, instance, entry.base))) is not None:
-                from metasync.consensus.forks import check_word
-
-                yield from check_word(m, enter, instance, instance.acceptors[acceptor_id], signed, digest)
-        except (DamagedError, FormatError, NoQuorumError, UpgradeError):
-            continue  # made up, or the way back cannot be read now: step forward one by one instead
-    return None
-
-
-def _begins_here(m: Participant, instance: Instance, ahead: State) -> Task:
-    """-> bool: the first version of the way to a state ahead is one that this instance's logs bear out.
-
-    A chain that a device made up can have all votes on states of its own, but none where it begins.
-    """
-    if ahead.v < instance.v:
-        return ahead == instance.base
-    first: bytes = yield from ancestor(m, instance, ahead, instance.v)
-    decided = instance.decided()
-    if decided is not None:
-        return decided.hash == first
-    state: State = yield from fetch_state(m, instance, instance.v, first, ahead.epoch)
-    return state.prev == instance.base.hash and instance.may_decide(state)
-
-
-def _may_be_decided(m: Participant, enter: Enter, instance: Instance, current: State, state: State) -> Task:
-    """-> bool: the logs of a state's own version bear out that it was decided there, as far as they can be read.
-
-    Entries of the version after it do not: one device can write them all (consensus.md, rule 8.1).
-    """
-    if state.v <= current.v:
-        return True
-    before = yield from fetch_state(m, instance, state.v - 1, state.prev, state.epoch)
-    at: Instance = yield from enter(before, ahead=True)
-    at.begin()
-    yield from look_around(m, at, PAUSE_MAX_S, everybody=True)
-    return at.may_decide(state)
-
-
-def _last_under(m: Participant, instance: Instance, current: State, ahead: State) -> Task:
-    """-> the last state from `current` to `ahead`, on one chain, that names the config which `current` names."""
-    low, high = current, ahead
-    if high.config == low.config:
-        return high
-    while high.v - low.v > 1:
-        v = (low.v + high.v) // 2
-        state: State = yield from fetch_state(m, instance, v, (yield from ancestor(m, instance, high, v)), high.epoch)
-        if state.config == low.config:
-            low = state
-        else:
-            high = state
-    return low

@@ -170,7 +170,7 @@ def _opens(m: Participant, data: bytes, acceptor_id: bytes, floor: int) -> bool:
 def _make(m: Participant, instance: Instance, floor: int) -> Task:
     """Writes the block of states below `floor`, then the floor itself, on a quorum at least. `NoQuorumError`."""
     latest = instance.base
-    states: list[State] = yield from _block(m, instance, floor)
+    states: list[State] = yield from states_between(m, instance, latest, floor - STEP, floor - 1)
     plain = b"".join(state.encode() for state in states)
     _, data = yield from sealed(m.keys, RecordKind.STATES, lambda: plain, era=latest.era, epoch=latest.epoch)
     links = {a.acceptor_id: link for a, link in _sound(instance)}
@@ -183,17 +183,18 @@ def _make(m: Participant, instance: Instance, floor: int) -> Task:
         raise NoQuorumError(f"the floor of version {floor} stands on too few backends", next_step="run again later")
 
 
-def _block(m: Participant, instance: Instance, floor: int) -> Task:
-    """-> the states of the versions floor - STEP to floor - 1, proven by hash."""
-    digest = yield from ancestor(m, instance, instance.base, floor - 1)
-    out: list[State] = [(yield from fetch_state(m, instance, floor - 1, digest, instance.base.epoch))]
-    while out[-1].v > floor - STEP:
-        first = max(floor - STEP, out[-1].v - FETCHES)
-        ahead: dict[bytes, State] = yield from _bases(instance, range(first, out[-1].v))
-        while out[-1].v > first:
-            last = out[-1]
-            known = ahead.get(last.prev)
-            out.append(known or (yield from fetch_state(m, instance, last.v - 1, last.prev, last.epoch)))
+def states_between(m: Participant, instance: Instance, latest: State, first: int, last: int) -> Task:
+    """-> the states of the versions `first` to `last` of the chain that ends with `latest`, proven by hash."""
+    digest = yield from ancestor(m, instance, latest, last)
+    known = latest if last == latest.v else (yield from fetch_state(m, instance, last, digest, latest.epoch))
+    out: list[State] = [known]
+    while out[-1].v > first:
+        lowest = max(first, out[-1].v - FETCHES)
+        ahead: dict[bytes, State] = yield from _bases(instance, range(lowest, out[-1].v))
+        while out[-1].v > lowest:
+            last_one = out[-1]
+            state = ahead.get(last_one.prev)
+            out.append(state or (yield from fetch_state(m, instance, last_one.v - 1, last_one.prev, last_one.epoch)))
     return out[::-1]
 
 

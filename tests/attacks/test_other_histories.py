@@ -6,6 +6,8 @@ named. What the logs bear out is a fork all the same, whoever tells of it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from forger_kit import NOBODY
 from paxos_world import Store, change
@@ -15,7 +17,7 @@ from metasync.config import Form
 from metasync.consensus import Group, State
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Entry, Kind, floor_path, hint_path, seal_floor, seal_hint
-from metasync.consensus.records.state import ZERO_HASH, step_versions
+from metasync.consensus.records.state import ZERO_HASH
 from metasync.errors import ForkError
 from metasync.keys.device_set import DeviceIdentity
 
@@ -35,17 +37,20 @@ def liar_of(p: Place) -> DeviceIdentity:
     return p.ws.identities[p.forger.device]
 
 
-def invented(p: Place, base: State, length: int) -> list[State]:
-    """A chain of states after `base` that nobody agreed, with all the votes for each but the first."""
-    chain = [p.ws.genesis, *([base] if base.v else []), p.forger.lie(base)]
-    first = len(chain) - 1
+def invented(p: Place, base: State, length: int, before: list[State] | None = None, **changes: Any) -> list[State]:
+    """A chain of states after `base` that nobody agreed, with all the votes for each but the first.
+
+    `before`: the states before `base`, by version, where it is not the first. `changes`: of the first made up.
+    """
+    chain = [*(before if before is not None else [p.ws.genesis] if base.v else []), base]
+    assert [state.v for state in chain] == list(range(len(chain)))
+    first = len(chain)
+    chain.append(p.forger.lie(base, **changes, **({"skip": chain[first & (first - 1)].hash} if first % 4 == 0 else {})))
     for number in range(length - 1):
-        last = chain[-1]
-        v = last.v + 1
-        chain.append(p.forger.lie(last, bytes([number, *b"lie"]), skip=chain[v & (v - 1)].hash))
-        p.forger.tell(last, p.names, Kind.PREPARE, p.forger.round(1))
-        steps = [chain[u] for u in step_versions(v)]
-        p.forger.tell(last, p.names, Kind.ACCEPT, p.forger.round(1), chain[-1], steps=steps)
+        v = len(chain)
+        value = p.forger.lie(chain[-1], bytes([number, *b"lie"]), skip=chain[v & (v - 1)].hash)
+        p.forger.agree(chain[-1], p.names, value, chain)
+        chain.append(value)
     p.forger.tell(chain[-1], p.names, Kind.PREPARE, p.forger.round(1))
     return chain[first:]
 

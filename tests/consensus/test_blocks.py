@@ -415,6 +415,9 @@ def test_a_device_that_was_away_comes_back(forms: dict[str, Form]) -> None:
     states = [p.ws.genesis]
     for number in range(40):
         states.append(p.push(number % 2, p.newest(number % 2, states[-1]), bytes([number + 1])))
+    for number in (0, 1):  # as every push of theirs did
+        state = states[39 + number]
+        p.do(number, p.groups[number].write_head(state, head=bytes(32), prev=bytes(32), backends=[*p.world.stores]))
     p.world.run()
     before = p.world.now
     assert p.newest(2) == states[-1]

@@ -157,16 +157,38 @@ def test_a_push_stays_within_its_requests(world: World, ws: Workspace) -> None:
 
 
 @pytest.mark.parametrize("behind", [1, 2, 3, 7, 16, 40])
-def test_a_sleeper_jumps_to_the_newest(world: World, ws: Workspace, behind: int) -> None:
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_sleeper_jumps_to_the_newest(world: World, devices: int, behind: int) -> None:
+    """It takes one other device's word if there are no more, and else that of two: here a head is the second."""
+    ws = make_workspace(world, devices)
     known = push(world, ws, group_of(ws, 1), ws.genesis, 3)
     latest = push(world, ws, group_of(ws, 1), known, behind) if behind else known
+    if devices == 3:
+        world.do(group_of(ws, 9, 2).write_head(latest, head=bytes(32), prev=bytes(32), backends=NAMES))
     forget_requests(world)
     before = world.now
     sleeper = group_of(ws, 2, 1)
     assert world.do(sleeper.get_recent(known)) == latest
-    assert most_requests(world) <= 64
-    assert world.now - before < 0.06 * 40
+    heads = devices - 2
+    assert most_requests(world) <= 64 + 8 * heads
+    assert world.now - before < 0.06 * (40 + 10 * heads)
     assert world.do(sleeper.get_recent(ws.genesis)) == latest
+
+
+@pytest.mark.parametrize(("behind", "vouched"), [(16, 0), (40, 0), (40, 30), (100, 0)])
+def test_what_one_of_several_devices_agreed_alone_is_read_version_by_version(
+    world: World, ws: Workspace, behind: int, vouched: int
+) -> None:
+    """From the newest version on for which a second one vouches: two entries on each backend of a quorum."""
+    known = push(world, ws, group_of(ws, 1), ws.genesis, 3)
+    between = push(world, ws, group_of(ws, 1), known, vouched)
+    world.do(group_of(ws, 9, 2).write_head(between, head=bytes(32), prev=bytes(32), backends=NAMES))
+    latest = push(world, ws, group_of(ws, 1), between, behind - vouched)
+    forget_requests(world)
+    before = world.now
+    assert world.do(group_of(ws, 2, 1).get_recent(known)) == latest
+    assert sum(map(len, world.requests.values())) <= 192 + 6 * (behind - vouched)
+    assert world.now - before < 0.06 * 100, "side by side"
 
 
 def test_skips_lead_back_in_few_steps(world: World, ws: Workspace) -> None:

@@ -88,6 +88,15 @@ class Forger:
         for name in names:
             self._append(base, name, kind, rnd, value, claim=claim, steps=tuple(s.encode() for s in steps), **carried)
 
+    def agree(self, base: State, names: Sequence[str], value: State, chain: Sequence[State], **carried: bytes) -> None:
+        """Has these backends accept a value after `base`, in a round that it prepares.
+
+        `chain`: the states before it, by version.
+        """
+        self.tell(base, names, Kind.PREPARE, self.round(1))
+        steps = [chain[u] for u in step_versions(value.v)]
+        self.tell(base, names, Kind.ACCEPT, self.round(1), value, steps=steps, **carried)
+
     def _append(self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, **carried: Any) -> None:
         store = self.world.stores[name]
         idx, last = 0, ZERO_HASH

@@ -6,7 +6,7 @@ create that succeeds shows that the log before it is what was read, and its acce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -130,6 +130,15 @@ class LogAcceptor(AcceptorView):
             width = min(max(AHEAD, log.next_idx // AHEAD_MAX), AHEAD_MAX)
         self.judge()
         return Outcome("failed", log.poison)
+
+    def take(self, found: Sequence[Any], asked: float) -> None:
+        """Takes in what was read of its next entries, at this time (seconds), beside all that vouches for it."""
+        self.born = self.heard = True
+        for data in found:
+            if not isinstance(data, bytes) or not self.log.usable:
+                break
+            self._take_in(self.log, data)
+        self.note_read(asked)
 
     def _take_in(self, log: Log, data: bytes) -> None:
         """Replays bytes that were read, and remembers them and what their writer found elsewhere."""
