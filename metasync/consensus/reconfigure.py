@@ -49,7 +49,7 @@ from metasync.consensus.records.birth import (
     seal_genesis_again,
 )
 from metasync.consensus.records.entry import Kind, Round
-from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.log_replay import NEVER, ROUND_MAX
 from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, skip_version
 from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
 from metasync.keys.derive import RecordKind
@@ -174,8 +174,10 @@ def _is_enough(instance: Instance, value: State, stay: Set[bytes], *, closed: bo
 
 
 def _new_round(m: Participant, instance: Instance) -> Round:
-    """A round of this process, above all that any acceptor was seen to have promised."""
+    """A round of this process, above all that any acceptor was seen to have promised. `NoQuorumError` without one."""
     n = max(instance.top_round().n, m.rounds_used.get(instance.v, 0), 0) + 1
+    if n > ROUND_MAX:
+        raise no_quorum(m, instance)
     m.rounds_used[instance.v] = n
     return Round(n, m.incarnation)
 

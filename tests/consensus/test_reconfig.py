@@ -24,6 +24,7 @@ from metasync.consensus.acceptors import view as view_module
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.reconfigure import check_step
 from metasync.consensus.records.entry import Kind, Round, open_entry
+from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.consensus.records.state import successor
 from metasync.errors import (
     BackendError,
@@ -557,6 +558,22 @@ def test_a_fence_has_its_logs_vote_in_one_round() -> None:
     room.world.do(paxos_module.look_around(sleeper.participant, instance, 5.0, everybody=True))
     assert instance.decided() == decided
     assert [a.log.closed for a in instance.acceptors.values() if a.name != "c"] == [decided, decided]
+
+
+def test_a_fence_above_the_last_round_is_none() -> None:
+    """The number of a round above it would fit no entry."""
+    room = Room.made(11, "abc")
+    group, base = room.group(b"1" * 16), room.ws.genesis
+    room.world.down = {"b"}
+    decided = room.world.do(group.propose(base, lambda: change(b"x" * 16))).state
+    room.world.run()
+    at = room.world.do(room.group(b"2" * 16, 1).enter(base))
+    room.world.down = {"c"}
+    rnd = Round(7, b"2" * 16)
+    room.world.do(at.acceptors[room.ws.acceptor_of("b")].append(Kind.PREPARE, rnd, None, rnd))
+    group.participant.rounds_used[decided.v] = ROUND_MAX
+    with pytest.raises(NoQuorumError, match="version 1"):
+        room.world.do(group.fence(base, decided))
 
 
 @pytest.mark.parametrize(
