@@ -69,13 +69,13 @@ def _is_fork(
 ) -> Task:
     """-> bool: the logs show that another state was decided in the place of the instance's base, as a device says.
 
-    If they do not, it is noted whose word it is, and not looked into again. What cannot be read bears out nothing.
+    If they do not, it is noted whose word it is, and that one's is not looked into again. What cannot be read bears out
+    nothing; so another device that says the same is heard.
     """
     base = instance.base
     if (device_id, digest) not in m.doubted:
-        looked = any(known == digest for _, known in m.doubted)
         looks = sum(device == device_id for device, _ in m.doubted)
-        if not looked and looks < LOOKS_MAX:
+        if looks < LOOKS_MAX:
             if other is not None:
                 m.remember_state(other)
             if (yield from _borne_out(m, enter, instance, digest)):

@@ -18,7 +18,7 @@ from metasync.consensus import Group, State
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Entry, Kind, floor_path, hint_path, seal_floor, seal_hint
 from metasync.consensus.records.state import ZERO_HASH
-from metasync.errors import ForkError
+from metasync.errors import ForkError, NoQuorumError
 from metasync.keys.device_set import DeviceIdentity
 
 SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
@@ -182,6 +182,21 @@ def test_a_liar_hides_no_fork_that_the_logs_bear_out() -> None:
     p.push(p.group(9, 1), chain[-1], b"C")
     with pytest.raises(ForkError, match="stands on another state"):
         p.world.do(p.group(3).get_recent(known), {})
+
+
+def test_a_word_that_could_not_be_judged_once_is_looked_into_again_when_another_device_says_it() -> None:
+    """A device that lies says it first, while backends are away; then an honest one that was led there."""
+    p, known, chain = twice_upon_a_time(2)
+    p.forger.tell(chain[-1], "a", Kind.PREPARE, p.forger.round(1))
+    group = p.group(3)
+    p.world.down = {"b", "c"}
+    with pytest.raises(NoQuorumError):
+        p.world.do(group.get_recent(known, deadline_s=3.0))
+    assert named(group, liar_of(p))
+    p.world.down = set()
+    p.push(p.group(9, 1), chain[-1], b"C")
+    with pytest.raises(ForkError, match="stands on another state"):
+        p.world.do(group.get_recent(known))
 
 
 def test_floors_of_a_history_that_the_logs_bear_out_are_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
