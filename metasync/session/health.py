@@ -120,9 +120,9 @@ def check_heads(s: Session, newest: State, heads: Heads | None = None) -> tuple[
             newest = agreement.ask_newest(s, deadline_s=LOOK_S)
         ahead = [head for head in ahead if head.v > newest.v]
     names = names_of(s.devices_of(newest))
-    step = "either that device is wrong, or backends hide it; compare the fingerprint there"
-    told = [f"version {h.v}, and no quorum of backends shows it: {step}" for h in ahead]
-    told += [f"another version {h.v} than the one here: backends show devices different histories" for h in apart]
+    wrong, step = "either that device is wrong, or backends", "compare the fingerprint there"
+    told = [f"version {h.v}, and no quorum of backends shows it: {wrong} hide it; {step}" for h in ahead]
+    told += [f"another version {h.v} than the one here: {wrong} show different histories; {step}" for h in apart]
     return tuple(
         f"device {names.get(h.device_id, h.device_id.hex()[:8])} says that it has synchronised {text}"
         for h, text in zip((*ahead, *apart), told, strict=True)

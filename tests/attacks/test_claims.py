@@ -10,12 +10,14 @@ import pytest
 from forger_kit import Forger
 from paxos_world import World, change, make_workspace
 from test_votes import Place
+from workspace_kit import Lab
 
 from metasync.consensus import Group, State
 from metasync.consensus.acceptors.view import LAG_S
 from metasync.consensus.records.entry import Claim, Head, Kind, head_path, seal_head
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Sleep
+from metasync.session import agreement, health
 
 SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
 OUT_OF_NOTHING = 5  # an index to which no log here comes
@@ -112,3 +114,24 @@ def test_a_head_of_a_version_out_of_all_reach_accuses_nobody(far: int) -> None:
     for store in world.stores.values():
         store[head_path(liar.device_id)] = data
     assert world.do(group.check_heads(state, list(world.stores))) == ((), ())
+
+
+def test_heads_of_other_histories_are_told_as_what_a_device_says(lab: Lab) -> None:
+    """It may be the device that is wrong: no backend is blamed, and people are told what to compare."""
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    other = lab.clone(urls, device="mallory")
+    with other._session("status") as s:
+        liar = s.device.device_id
+    with victim._session("status") as s:
+        newest = agreement.ask_newest(s)
+        ahead, apart = (Head(liar, newest.v + more, bytes(32), bytes(32), bytes(32)) for more in (1, 0))
+        told = health.check_heads(s, newest, ((ahead,), (apart,)))
+    says = "device mallory says that it has synchronised"
+    wrong = "either that device is wrong, or backends"
+    assert told == (
+        f"{says} version {newest.v + 1}, and no quorum of backends shows it: {wrong} hide it; "
+        "compare the fingerprint there",
+        f"{says} another version {newest.v} than the one here: {wrong} show different histories; "
+        "compare the fingerprint there",
+    )
