@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from answers_kit import CALLS, META, Script, serving, xml
 from http_kit import Answer, Handler, listening
 
 from metasync.backends._shared import listing, object_store
+from metasync.backends._shared.tokens import amazon_keys
+from metasync.backends._shared.tokens_google import google_tokens
+from metasync.backends._shared.tokens_microsoft import microsoft_tokens
 from metasync.backends.api import Backend
 from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, NotFoundError, UnreachableError
@@ -101,6 +105,33 @@ def test_a_redirect_leads_nowhere(kind: str, call: str, status: int, elsewhere: 
             assert SECRET not in str(caught.value)
     assert heard == []
     assert not any("elsewhere" in head["path"] for head in script.heads)
+
+
+@pytest.mark.parametrize("cloud", ["amazon", "a container", "google", "microsoft"])
+def test_what_a_cloud_gives_a_machine_passes_no_proxy(
+    cloud: str, elsewhere: tuple[int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy of the environment hears the keys of this machine, or answers with those of its own: none is asked."""
+    proxy, heard = elsewhere
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{proxy}")
+    keys = {"AccessKeyId": "AKIA", "SecretAccessKey": SECRET, "Token": "t", "access_token": "t", "expires_in": 3600}
+    script = Script()
+    script.answer = lambda method, path: Answer(
+        200, b"role" if method == "PUT" or path.endswith("/") else json.dumps(keys).encode()
+    )
+    with serving(script):
+        given = {
+            "amazon": lambda: amazon_keys({"AWS_EC2_METADATA_SERVICE_ENDPOINT": script.endpoint}, "us-east-1"),
+            "a container": lambda: amazon_keys({"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{script.endpoint}/x"}, ""),
+            "google": lambda: google_tokens({}, {"GCE_METADATA_HOST": f"127.0.0.1:{script.port}"}, ""),
+            "microsoft": lambda: microsoft_tokens(
+                {"credential_type": "managed_identity"}, {"IDENTITY_ENDPOINT": f"{script.endpoint}/msi"}, ""
+            ),
+        }[cloud]()
+        assert given()
+    assert heard == []
+    assert script.asked
 
 
 class Endless(NamedTuple):

@@ -61,7 +61,8 @@ def asked(method: str, url: str, headers: Mapping[str, str], body: bytes, step: 
     """
     parts = urlsplit(url)
     attempt = f"{what} could be had from {parts.hostname}"
-    wire = Wire(f"{parts.scheme}://{parts.netloc}")
+    # What has no TLS is the machine's own: a proxy would hear what it gives, and ask the service of another machine.
+    wire = Wire(f"{parts.scheme}://{parts.netloc}", may_proxy=parts.scheme == "https")
     try:
         target = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
         answer = wire.ask(method, target, headers, body, attempt, answer_bytes_max=ANSWER_BYTES_MAX)

@@ -170,11 +170,13 @@ class BrokenOffError(UnreachableError):
 class Wire:
     """Requests to one server, from several threads, each over a connection of its own. `close` it."""
 
-    def __init__(self, url: str, *, steps: Mapping[str, str] = STEPS, authorities: str = "") -> None:
+    def __init__(
+        self, url: str, *, steps: Mapping[str, str] = STEPS, authorities: str = "", may_proxy: bool = True
+    ) -> None:
         """`url`: scheme, host and port of the server. `RefusedError` if the environment's proxy cannot be used.
 
         `steps`: what to do where there is no answer (`no_answer`). `authorities`: a file or folder with the
-        certificates to accept; "": the system's.
+        certificates to accept; "": the system's. `may_proxy`: whether a proxy of the environment is used.
         """
         parts = urlsplit(url)
         self._is_secure = parts.scheme == "https"
@@ -182,7 +184,7 @@ class Wire:
         self.host = parts.netloc
         self._proxy: Proxy | None = None
         # On a Mac the system's settings may name one, too.
-        if sys.platform == "darwin" or any(os.environ.get(name) for name in _PROXIES):
+        if may_proxy and (sys.platform == "darwin" or any(os.environ.get(name) for name in _PROXIES)):
             from metasync.backends._shared import proxies  # 8 ms, and few have one
 
             self._proxy = proxies.proxy_for(parts)
