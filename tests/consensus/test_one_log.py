@@ -1,0 +1,199 @@
+"""One acceptor in log form: what an append finds there already, what is kept of what it shows, and what stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from forger_kit import Forger
+from paxos_world import Store
+from test_audits import Told
+from test_counting import Logs
+
+from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.acceptors.view import LAG_S, TRUST_S, Outcome
+from metasync.consensus.records.entry import CLAIM_BYTES_MAX, Kind, Round, Seen, covering, floor_path
+from metasync.consensus.records.log_replay import NEVER
+from metasync.errors import UnreachableError
+from metasync.keys.derive import sha256
+from metasync.runtime.effects import Op, Reply
+
+
+class OneLog:
+    """The log on `a`, as device 1 sees it. Device 0 writes into it beforehand."""
+
+    def __init__(self) -> None:
+        self.logs = Logs()
+        self.world, self.ws, self.base, self.x = self.logs.world, self.logs.ws, self.logs.base, self.logs.x
+        self.y = self.logs.proposer.lie(self.base, b"y...")
+        self.member = self.ws.group(b"r" * 16, 1).participant
+        self.view: LogAcceptor = self.ws.unread(self.member, self.base, "a")
+        self.store = self.world.stores["a"]
+
+    def look(self) -> Outcome:
+        outcome: Outcome = self.world.do(self.view.look())
+        return outcome
+
+    def append(self, kind: Kind, rnd: Round, value: object = None, stale: Round = NEVER) -> str:
+        return str(self.world.do(self.view.append(kind, rnd, value, stale)).kind)  # type: ignore[arg-type]
+
+    def mine(self, n: int) -> Round:
+        return Round(n, self.member.incarnation)
+
+    def count(self) -> int:
+        return sum("/px/" in path for path in self.store)
+
+
+@pytest.fixture
+def one() -> OneLog:
+    return OneLog()
+
+
+# ---- what stands there already
+
+
+def test_a_closed_log_has_its_own_value_accepted_and_no_other(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    one.logs.accept("a", 1, one.x)
+    one.logs.close("a", one.x)
+    one.look()
+    before = one.count()
+    assert one.append(Kind.PREPARE, one.mine(2)) == "done"
+    assert one.append(Kind.ACCEPT, one.mine(2), one.x) == "done"
+    assert one.append(Kind.ACCEPT, one.mine(2), one.y) == "closed"
+    assert one.count() == before
+
+
+def test_only_a_log_that_voted_for_it_takes_a_decided(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    nobody = Round(0, bytes(16))
+    assert one.append(Kind.DECIDED, nobody, one.x) == "failed"
+    one.logs.accept("a", 1, one.x)
+    one.look()
+    assert one.append(Kind.DECIDED, nobody, one.y) == "failed"
+    assert one.append(Kind.DECIDED, nobody, one.x) == "done"
+    assert one.view.log.closed == one.x
+
+
+def test_an_entry_that_was_taken_by_another_is_met_or_rejects(one: OneLog) -> None:
+    one.logs.prepare("a", 5)
+    assert one.append(Kind.PREPARE, one.mine(3)) == "rejected"
+    assert one.append(Kind.PREPARE, one.mine(7)) == "met"
+    assert one.append(Kind.PREPARE, one.mine(7), stale=one.logs.proposer.round(5)) == "done"
+
+
+# ---- what is kept of what it shows
+
+
+def test_the_newest_entry_of_another_member_is_kept_to_be_told(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    one.look()
+    shown = one.view.memory.shown
+    assert shown is not None
+    assert (shown.v, shown.idx) == (1, 0)
+    assert one.append(Kind.PREPARE, one.mine(2), stale=one.logs.proposer.round(1)) == "done"
+    again = one.ws.unread(one.member, one.base, "a")
+    one.world.do(again.look())  # it reads its own entry as well
+    assert again.memory.shown == shown
+    Forger(one.world, one.ws, 2).tell(one.base, "a", Kind.PREPARE, Round(3, b"t" * 16))
+    one.look()
+    assert again.memory.shown is not None
+    assert again.memory.shown.idx == 2
+    older = one.ws.unread(one.member, one.base, "a")
+    one.world.do(older.look())
+    assert older.memory.shown is not None
+    assert older.memory.shown.idx == 2  # the older ones were read after it
+
+
+def test_what_is_void_or_large_or_of_no_member_is_not_told(one: OneLog) -> None:
+    one.logs.proposer.tell(one.base, "a", Kind.PREPARE, one.logs.proposer.round(1))
+    one.logs.proposer.tell(one.base, "a", Kind.ACCEPT, one.logs.proposer.round(1), one.x, config=bytes(CLAIM_BYTES_MAX))
+    one.look()
+    assert one.view.memory.shown is not None
+    assert one.view.memory.shown.idx == 0
+    assert one.view.log.next_idx == 2
+
+
+def test_what_it_must_show_is_the_last_good_entry(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    one.look()
+    last = one.view.memory.last
+    assert last is not None
+    one.logs.poison("a", 1)
+    one.look()
+    assert not one.view.log.usable
+    assert one.view.memory.last == last
+
+
+def test_who_shows_another_entry_than_it_showed_to_another_device_is_accused() -> None:
+    """Both were read: it is not late, and lies."""
+    told = Told()
+    forger = Forger(told.world, told.ws, 0)
+    forger.tell(told.base, "b", Kind.PREPARE, Round(9, b"o" * 16))
+    b = told.view.everybody[told.ws.acceptor_of("b")]
+    told.world.do(b.look())
+    real = told.world.stores["b"][forger.place(told.base, "b", 0)]
+    told.view.everybody[b.acceptor_id].note_claim(Seen(b.acceptor_id, 1, 0, sha256(real)), 1, b"t" * 16)
+    assert b.memory.rolled_back == ""
+    b.note_claim(Seen(b.acceptor_id, 0, 0, b"h" * 32), 1, b"t" * 16)  # of another version: that entry was not read
+    assert b.memory.rolled_back == ""
+    b.note_claim(Seen(b.acceptor_id, 1, 0, b"h" * 32), 1, b"t" * 16)
+    assert b.memory.rolled_back == f"entry 0 of version 1 is another than the one that device {(b't' * 4).hex()} saw"
+
+
+def test_a_poisoned_log_is_asked_again_before_it_is_accused(one: OneLog) -> None:
+    """What poisons it may have been damaged on its way."""
+    one.logs.poison("a", 0)
+    one.look()
+    one.view.note_claim(Seen(one.view.acceptor_id, 1, 0, b"h" * 32), 1, b"t" * 16)
+    assert one.view.memory.rolled_back == ""
+    assert one.view.memory.unaudited
+
+
+# ---- what stops it
+
+
+def floored(one: OneLog) -> None:
+    one.store[floor_path(one.view.acceptor_id, covering(1))] = b"a floor"
+
+
+def gone(one: OneLog) -> None:
+    """What it was seen to hold is no more."""
+    del one.store[one.logs.proposer.place(one.base, "a", 0)]
+    one.view.memory.unaudited = True
+    one.view.log = one.view._empty()
+    one.world.now += LAG_S
+
+
+@pytest.mark.parametrize("happens", [floored, gone])
+@pytest.mark.parametrize("step", ["look", "append"])
+def test_below_a_floor_and_after_an_audit_that_failed_nothing_counts(
+    one: OneLog, happens: Callable[[OneLog], None], step: str
+) -> None:
+    """What a log lacks there may have been deleted, or taken back."""
+    one.logs.prepare("a", 1)
+    one.look()
+    one.world.now += TRUST_S + 1  # that it has no floor is to be looked at again
+    happens(one)
+    if step == "look":
+        assert one.look().kind == "failed"
+        assert not one.view.ended
+    else:
+        assert one.append(Kind.PREPARE, one.mine(2), stale=one.logs.proposer.round(1)) == "failed"
+        assert not one.view.vouched
+        assert one.view.log.promised != one.mine(2)
+
+
+def test_a_create_that_gets_no_answer_is_tried_again_and_not_for_ever(one: OneLog) -> None:
+    tries = []
+
+    def answer(_: str, op: Op, store: Store) -> Reply:
+        if op.kind == "create":
+            tries.append(op.data)
+            return Reply(error=UnreachableError("timed out"))
+        return store.do(op)
+
+    one.world.liars["a"] = answer
+    assert one.append(Kind.PREPARE, one.mine(1)) == "failed"
+    assert len(tries) > 1
+    assert len(set(tries)) == 1  # the same bytes, which may have landed
