@@ -7,8 +7,10 @@ away, and changes the sentence there.
 from __future__ import annotations
 
 import pytest
+from attack_kit import insider
 from test_other_histories import SIZES, invented, liar_of, told
 from test_votes import Place
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Kind
@@ -30,3 +32,24 @@ def test_floors_and_hints_of_a_made_up_history_lead_nobody_astray(
     told(p, liar_of(p), lies[-2], lies[-1])
     sleeper = p.group(3, 1)
     assert p.world.do(sleeper.get_recent((p.ws.genesis, p.x, y)[known]), {}) == y
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the newest version alone tells of skips")
+def test_who_is_at_a_skipped_version_keeps_its_files_whatever_the_next_version_leaves_out(lab: Lab) -> None:
+    """A device has a version agreed after a skip, whose snapshot says nothing of the skip."""
+    urls = lab.urls("a", "b")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"of the victim"})
+    victim.push("first")
+    author, liar = lab.clone(urls, device="author"), lab.clone(urls, device="mallory")
+    stored = {path for name in "ab" for path in lab.objects(name, "packs")}
+    write(author.directory, {"own": b"of the author"})
+    bad = author.push("lost on the way").version
+    assert bad is not None
+    for path in {path for name in "ab" for path in lab.objects(name, "packs")} - stored:
+        path.unlink()
+    victim.skip(bad, PASSPHRASE)
+    with insider(liar) as m:
+        m.commit(m.tree({}))
+    author.pull()
+    assert "own" in {path.decode() for path in tree_of(author.directory)}
