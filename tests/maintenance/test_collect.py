@@ -355,6 +355,7 @@ def test_a_push_of_the_new_generation_looks_up_what_it_reuses_again(
     with six._work.begun("test") as s:
         agreement.propose(s, agreement.newest(s).state, Change(s.entropy(16), gen=1))
         s.db.set(JOURNAL_KEY, None)
+    two.pull()
     write(two.directory, {"new": noise(60), "back": noise(2)})
     done = meanwhile(monkeypatch, push._Push, "agree", lambda: six.gc(LAST))
     report = two.push()
@@ -390,6 +391,30 @@ def test_two_collectors(six: Workspace, two: Workspace, lab: Lab, monkeypatch: p
     six.gc(), six.gc()  # what the first had packed anew by then
     nothing_else_is_there(six, lab)
     assert [i.version for i in six.log()] == [6, 2]
+
+
+def test_another_collector_drops_what_was_packed_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only a version needs that is kept no more, by then, is not in the index, though it was packed for it."""
+    w = lab.init(lab.urls(*STORES))
+    for files in ({"stays": noise(0)}, {"mid": noise(1), "f": noise(2)}, {"f": noise(3)}, {"g": noise(4)}):
+        write(w.directory, files)
+        if "g" in files:
+            (w.directory / "mid").unlink()
+        w.push()
+    other = lab.clone(lab.urls(*STORES))
+    w.tag("1", "first")
+
+    def others() -> None:
+        other.gc(LAST)
+        other.untag(["first"])
+        write(other.directory, {"h": noise(5)})
+        other.push()
+
+    done = meanwhile(monkeypatch, collect._Collection, "_change", others)
+    w.gc(retention.parse("last=2"))
+    assert done
+    all_is_there(w)
+    assert len(w.log()) == 2
 
 
 def test_a_name_given_between_mark_and_fence_keeps_its_version(
@@ -456,6 +481,49 @@ def test_a_collector_that_sleeps_before_it_deletes(
     six.gc(LAST)
     all_is_there(two)
     assert six.read("back") == noise(1)
+
+
+def test_a_collector_that_sleeps_between_fence_and_list(
+    six: Workspace, two: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then another one has fenced more: what its own index lacks it may not delete up to that fence."""
+
+    def more() -> None:
+        write(two.directory, {"new": noise(70), "goes": noise(71)})
+        two.push()
+        (two.directory / "goes").unlink()
+        write(two.directory, {"newer": noise(72)})
+        two.push()
+        two.gc(LAST)
+
+    done = meanwhile(monkeypatch, collect._Collection, "_swept", more)
+    six.gc(LAST)
+    assert done
+    all_is_there(two)
+    assert (six.read("new"), six.read("newer")) == (noise(70), noise(72))
+
+
+def test_what_lies_in_two_packs_that_both_go_is_packed_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices stored one file at the same time, each beside much that goes."""
+    w = lab.init(lab.urls(*STORES))
+    write(w.directory, {"first": b"x"})
+    w.push()
+    other = lab.clone(lab.urls(*STORES))
+    write(w.directory, {"same": noise(5), **{f"w{n}": noise(100 + n) for n in range(9)}})
+    write(other.directory, {"same too": noise(5), **{f"o{n}": noise(200 + n) for n in range(9)}})
+    done = meanwhile(monkeypatch, push._Push, "agree", w.push)
+    other.push()
+    assert done
+    with other._session("test") as s:
+        index = agreement.newest(s).index
+        assert [len(index.find(i)) for i in index.ids(ObjectKind.BLOB)].count(2) == 1
+    for path in [*other.directory.glob("o*"), *other.directory.glob("w*")]:
+        path.unlink()
+    other.push(force=True)
+    assert other.gc(LAST).packed_anew
+    all_is_there(other)
+    nothing_else_is_there(other, lab)
+    assert (other.read("same"), other.read("same too")) == (noise(5), noise(5))
 
 
 def test_a_reader_beside_the_collector(
