@@ -209,10 +209,10 @@ class Workspace:
         with self._session("status") as s:
             return dataclasses.replace(status.status(s), paused=self.settings().paused)
 
-    def check(self, *, read_data: bool = False) -> reports.CheckReport:
-        """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
-        with self._session("check") as s:
-            return check.check(s, agreement.newest(s), read_data=read_data)
+    def check(self, *, read_data: bool = False, repair: bool = False) -> reports.CheckReport:
+        """Is everything there, as often as promised, and unaltered? `read_data` reads every copy; `repair` mends."""
+        with self._operation("check --repair") if repair else self._session("check") as s:
+            return check.check(s, agreement.newest(s), read_data=read_data, repair=repair)
 
     def backends(self) -> list[reports.BackendState]:
         """The workspace's backends, and how each fares as seen from this device now."""

@@ -54,6 +54,7 @@ from metasync.checkout.staging import (
     no_fit,
     remove_all,
     whole_dirs,
+    wrong_size,
 )
 from metasync.checkout.trash import next_free
 from metasync.errors import WorkspaceError
@@ -143,11 +144,9 @@ class Checkout:
             self.db.set(REPLACED_KEY, first + len(ordered))
         self.plan = plan
         self._numbers = {change.path: i for i, change in staged}
-        self._stats = {}
-        self._short = set()
+        self._stats, self._short, self._parts = {}, set(), {}
         self._may_wait = set() if needed is None else {i for i, change in staged if change.path not in needed}
         self._awaited = {i for i, (_, new, _) in staged if new is not None and new.kind is Kind.FILE and new.size}
-        self._parts = {}
         whole = whole_dirs(ordered, left) if may_come_whole(self.tree) else {}
         self._stage = Stage(self.tree, ordered, whole)
         with self._staging(b""):  # of no file
@@ -172,7 +171,7 @@ class Checkout:
         """
         i, entry = self._staged(path)
         if len(data) != entry.size:
-            raise _wrong_size(path, len(data), entry.size)
+            raise wrong_size(path, len(data), entry.size)
         with self._lock, self._staging(path):
             if i not in self._short:
                 self._write_whole(i, entry, data)
@@ -182,7 +181,7 @@ class Checkout:
         """Delivers a piece of a file's content, in any order, from any thread; then `finish`."""
         i, entry = self._staged(path)
         if offset < 0 or offset + len(data) > entry.size:
-            raise _wrong_size(path, offset + len(data), entry.size)
+            raise wrong_size(path, offset + len(data), entry.size)
         with self._lock, self._staging(path):
             if i in self._short:
                 return
@@ -205,13 +204,13 @@ class Checkout:
             at = 0
             for offset, size in sorted(self._parts.pop(i, {}).items()):
                 if offset != at:
-                    raise _wrong_size(path, at, entry.size)
+                    raise wrong_size(path, at, entry.size)
                 at += size
             name, above = self._stage_of().at(i)
             with self.disk.opened(name, APPEND_FLAGS, above) as fd:
                 size = self.disk.fstat(fd).st_size
                 if at != entry.size or size != entry.size:
-                    raise _wrong_size(path, min(at, size), entry.size)
+                    raise wrong_size(path, min(at, size), entry.size)
                 self._stats[i] = dress(self.disk, fd, self.tree.mode_of(entry.mode), entry.mtime_ns)
         self._awaited.discard(i)
 
@@ -373,7 +372,7 @@ class Checkout:
 
         Where that gives little back, so are the largest files that are whole: the local state needs some room.
         """
-        plan, stage = self._planned(), self._stage_of()
+        plan = self._planned()
         sizes = {i: new.size for i in self._may_wait if (new := plan.changes[i].new) is not None}
         out = [i for i in sizes if i in self._awaited or i not in self._stats]
         given = 0
@@ -382,17 +381,26 @@ class Checkout:
                 break
             given += sizes[i]
             out.append(i)
+        self._drop({i: no_room(sizes[i]) for i in out})
+
+    def leave_out(self, why: Mapping[bytes, str]) -> None:
+        """Leaves these files of those that are to be delivered unplaced, each for a reason."""
+        with self._lock:
+            self._drop({self._numbers[path]: reason for path, reason in why.items()})
+
+    def _drop(self, out: Mapping[int, str]) -> None:
+        plan, stage = self._planned(), self._stage_of()
         for i in out:
             name, above = stage.at(i)
             with suppress(FileNotFoundError):
                 self.disk.unlink(name, above)
             self._parts.pop(i, None)
             self._stats.pop(i, None)
-        stage.drop(out)
+        stage.drop(list(out))
         self._awaited.difference_update(out)
         self._may_wait.difference_update(out)
         self._short.update(out)
-        self.plan = replace(plan, unfit={**plan.unfit, **{i: no_room(sizes[i]) for i in out}})
+        self.plan = replace(plan, unfit={**plan.unfit, **out})
 
     def _not_staged(self, path: bytes, error: OSError) -> WorkspaceError:
         if error.errno not in FULL:
@@ -490,10 +498,3 @@ class Checkout:
         """Empties `.metasync/tmp/`. While a plan is being applied, what is there may be the user's."""
         tmp = self.tree.state_dir(TMP)
         remove_all(self.disk, tmp, self.disk.names(tmp))
-
-
-def _wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:
-    return WorkspaceError(
-        f"{os.fsdecode(path)} was delivered with {got} bytes instead of {wanted}.",
-        next_step="Run `metasync check --read-data`: what the backends hold does not fit the version.",
-    )

@@ -10,6 +10,7 @@ it finds right (`Leftovers`). The plan in the journal says which file is which.
 
 from __future__ import annotations
 
+import os
 import stat as stat_
 import struct
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -31,6 +32,14 @@ def no_fit() -> WorkspaceError:
     return WorkspaceError(
         "The journal of an unfinished checkout does not fit its plan.",
         next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
+    )
+
+
+def wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:
+    """The error for contents that are not as long as the entry says."""
+    return WorkspaceError(
+        f"{os.fsdecode(path)} was delivered with {got} bytes instead of {wanted}.",
+        next_step="Run `metasync check --read-data`: what the backends hold does not fit the version.",
     )
 
 

@@ -140,22 +140,28 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
 
 @click.command()
 @click.option("--read-data", is_flag=True, help="Read every copy and verify its bytes, not only its size.")
+@click.option("--repair", is_flag=True, help="Make again what is missing or damaged, as far as anybody has it.")
 @passes_pause
 @common
 @click.pass_obj
-def check(options: Options, read_data: bool) -> None:
+def check(options: Options, read_data: bool, repair: bool) -> None:
     """Verifies that all data are there, with all promised copies.
 
     Compares names and sizes on every backend; --read-data reads every copy. Where the same is wrong with many packs of
     a backend, they are counted; --verbose names each.
 
+    --repair stores again what is missing or damaged, from other copies. Of what no backend has, it stores what this
+    folder has, and names the rest. Nothing is deleted. With --read-data it also finds copies that were altered.
+
     \b
     Example:
       metasync check --read-data
+      metasync check --repair
     """
     console = Console(options)
     with opened(options, console) as w:
-        r = w.check(read_data=read_data)
-    codes = [7] if r.lost else []
+        r = w.check(read_data=read_data, repair=repair)
+    gone = r.repaired is not None and (r.repaired.gone or r.repaired.gone_objects)
+    codes = [7] if r.lost or r.nowhere or gone else []
     codes += [4] if r.short or r.problems or r.meta_problems else []
     console.report("check", backends_text.check(r, read_data=read_data, verbose=options.verbose), r, codes)

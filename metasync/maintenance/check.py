@@ -6,11 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import SHORT_KEY
+from metasync.maintenance.repair import Finding
+from metasync.maintenance.repair import nowhere as files_nowhere
+from metasync.maintenance.repair import repair as mended
 from metasync.members import key_copies
 from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
@@ -51,34 +55,78 @@ def judge(
     return Verdict(tuple(told), good, waits)
 
 
-def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
+@dataclass
+class _Looked:
+    """What the look at packs comes to. `found`: the verdict on each with which something is wrong, and what to mend."""
+
+    read_data: bool
+    found: dict[PackId, tuple[Verdict, Finding]] = field(default_factory=dict)
+    waited_for: list[late_copies.Trail] = field(default_factory=list)
+    by: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+
+    def at(self, s: Session, agreed: Agreed, packs: Sequence[PackRecord]) -> _Looked:
+        """Looks at the copies of these packs, which `agreed` names."""
+        wanted, names = s.transfer.placement.copies, s.names
+        ids, reached = {p.name: i for i, p in s.transfer.places.items()}, _all_reached(s)
+        on_their_way = late_copies.load(s.db)
+        for n, (record, home, elsewhere) in enumerate(_looked_at(s, packs, read_data=self.read_data), 1):
+            copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
+            self.by.update(c.how for c in (*home, *there))
+            self.bytes_read += sum(c.bytes_read for c in copies)
+            trail = on_their_way.get(record.id)
+            late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
+            verdict = judge(record.name, home, there, wanted, late)
+            if verdict.problems or verdict.good < wanted:
+                good = tuple(ids[c.backend] for c in copies if c.problem is None)
+                bad = tuple(ids[p.backend] for p in verdict.problems)
+                is_sure = reached and not any(c.unknown for c in copies)
+                self.found[record.id] = verdict, Finding(record, good, bad, is_sure)
+            if trail is not None and verdict.waits:
+                self.waited_for.append(trail)
+            s.listener(Progress("check", n, len(packs), "packs"))
+        self._forget_unnamed(s, agreed)
+        return self
+
+    def _forget_unnamed(self, s: Session, agreed: Agreed) -> None:
+        """Drops packs that the newest index no longer names: these may be gone on purpose."""
+        newer = agreement.newer_index(s, agreed.state) if self.found else None
+        if newer is not None:
+            named = newer.packs()
+            self.found = {i: found for i, found in self.found.items() if i in named}
+
+    @property
+    def problems(self) -> tuple[CheckProblem, ...]:
+        told = (problem for verdict, _ in self.found.values() for problem in verdict.problems)
+        return tuple(sorted(told, key=lambda p: (p.backend, p.pack)))
+
+
+def _all_reached(s: Session) -> bool:
+    """Whether this device has a way to every backend that may hold packs."""
+    return {b.backend_id for c in (s.config, s.previous) if c for b in c.backends if b.storage} <= s.names.keys()
+
+
+def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) -> CheckReport:
     """Looks at every copy of every pack that the agreed index names, and at the objects beside the logs.
 
     Without `read_data` sizes are compared, and digests where a store tells them; of the copies on each other backend
-    `PIECES` are read in part. With it every copy is read and its SHA-256 compared with its name.
+    `PIECES` are read in part. With it every copy is read and its SHA-256 compared with its name. `repair` makes whole
+    what is missing or damaged, as far as it can be had, and looks at that again.
     """
     s.listener(Phase("check"))
     packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
-    found: dict[PackId, Verdict] = {}
-    looked: Counter[str] = Counter()
-    bytes_read = 0
-    wanted, names = s.transfer.placement.copies, s.names
-    on_their_way = late_copies.load(s.db)
-    waited_for: list[late_copies.Trail] = []
-    for n, (record, home, elsewhere) in enumerate(_looked_at(s, packs, read_data=read_data), 1):
-        looked.update(c.how for c in (*home, *elsewhere))
-        bytes_read += sum(c.bytes_read for c in (*home, *elsewhere))
-        trail = on_their_way.get((record.generation, record.name))
-        late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
-        verdict = judge(record.name, home, elsewhere, wanted, late)
-        if verdict.problems or verdict.good < wanted:
-            found[record.id] = verdict
-        if trail is not None and verdict.waits:
-            waited_for.append(trail)
-        s.listener(Progress("check", n, len(packs), "packs"))
-    found = _still_named(s, agreed, found)
-    problems = [problem for verdict in found.values() for problem in verdict.problems]
-    short = sum(verdict.good < wanted for verdict in found.values())
+    looked = now = _Looked(read_data).at(s, agreed, packs)
+    repaired, names = None, s.names
+    nowhere = files_nowhere(s, agreed)
+    if repair and (looked.found or nowhere):
+        findings = [finding for _, finding in looked.found.values()]
+        repaired, agreed = mended(s, agreed, findings, bool(nowhere))
+        nowhere = files_nowhere(s, agreed)
+        repaired = replace(repaired, found=looked.problems)
+        left = agreed.index.packs()
+        now = _Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
+    wanted = s.transfer.placement.copies
+    short = sum(verdict.good < wanted for verdict, _ in now.found.values())
     s.db.set(SHORT_KEY, short)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
@@ -86,29 +134,22 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
-        copies_checked=looked.total(),
-        bytes_read=bytes_read,
-        by_digest=looked["digest"],
-        pieces_read=looked["piece"],
-        problems=tuple(sorted(problems, key=lambda p: (p.backend, p.pack))),
-        lost=tuple(sorted(name for (_, name), verdict in found.items() if not verdict.good)),
+        copies_checked=looked.by.total(),
+        bytes_read=looked.bytes_read,
+        by_digest=looked.by["digest"],
+        pieces_read=looked.by["piece"],
+        problems=now.problems,
+        lost=tuple(sorted(name for (_, name), (verdict, _) in now.found.items() if not verdict.good)),
         short=short,
         meta_problems=(
             *beside,
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
         notes=(*space.check_ballast(s, standings), *seen, *brought),
-        trailing=late_copies.summary(waited_for, names),
+        trailing=late_copies.summary(looked.waited_for, names),
+        nowhere=nowhere,
+        repaired=repaired,
     )
-
-
-def _still_named(s: Session, agreed: Agreed, found: dict[PackId, Verdict]) -> dict[PackId, Verdict]:
-    """Of the packs with which something is wrong, those that the newest index names: others may be gone on purpose."""
-    newer = agreement.newer_index(s, agreed.state) if found else None
-    if newer is None:
-        return found
-    named = newer.packs()
-    return {i: verdict for i, verdict in found.items() if i in named}
 
 
 def _looked_at(

@@ -18,9 +18,7 @@ from typing import TypedDict, Unpack
 
 from metasync.config import Config
 from metasync.consensus import (
-    JOURNAL_KEY,
     ZERO_HASH,
-    Change,
     EraRecord,
     Ref,
     State,
@@ -43,8 +41,7 @@ from metasync.keys.derive import sha256
 from metasync.keys.device_set import Certificate, DeviceSet, names_of
 from metasync.keys.keyring import ring_path
 from metasync.keys.slots import COST, Cost, NewSlots
-from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance.repair import give_back
+from metasync.maintenance.repair import give_back, name_in_index
 from metasync.maintenance.restarted import Left, New, content, restarted, restarted_devices, write_births
 from metasync.members import key_store, rotation
 from metasync.members.devices import chosen
@@ -54,7 +51,6 @@ from metasync.reports.backends import RecoverReport
 from metasync.runtime.effects import Op, each
 from metasync.runtime.sizes import SMALL_BYTES_MAX
 from metasync.session import agreement
-from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
 from metasync.store import index as pack_index
 from metasync.store import placement
@@ -425,16 +421,8 @@ def _finish(
     first = agreement.ask_newest(s)
     agreement.settle_journal(s)
     agreed = s.load(first)
-    healed, missing = give_back(s, agreed)
-    change = Change(op_id=s.entropy(ID_BYTES), index=healed[0])
-    decided = agreement.propose(s, first, change)
-    s.db.set(JOURNAL_KEY, None)
-    with contextlib.suppress(BackendError, NoQuorumError):
-        s.runtime.run(s.group.write_hint(first, decided.state, now=True, everywhere=True))
-    state = decided.state
-    if s.base_state().master == state.master and not s.db.has(UNFINISHED_KEY):
-        s.load(state)
-        s.db.set(BASE_KEY, state)
+    given = give_back(s, agreed)
+    state, _ = name_in_index(s, first, given.root)
     record = s.group.participant.followed.get(state.era)
     return RecoverReport(
         era=state.era,
@@ -449,8 +437,8 @@ def _finish(
         after=placement.survives(s.config),
         lost_packs=len(left.lost) if left is not None else 0,
         lost_bytes=left.lost_bytes if left is not None else 0,
-        stored_again=healed[1],
-        missing=tuple(missing),
+        stored_again=given.bytes_stored,
+        missing=given.missing,
         resumed=resumed,
         notes=tuple(notes),
         ended=ended,

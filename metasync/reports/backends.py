@@ -246,13 +246,50 @@ class CheckProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """A file that versions `first` to `last` have, and of which no backend, folder or cache has the contents."""
+
+    path: bytes
+    first: int
+    last: int
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What `check` made whole.
+
+    found   what was wrong with packs before
+    copies  copies of packs that were made again; `copied_bytes` in them
+    stored_bytes  stored anew, from this folder and what it keeps of its own
+    version  the version that names what was stored anew, and no longer what is lost; None: there was no need
+    gone    files that nobody has any more, oldest version first; objects that name no file count in `gone_objects`
+    waits   packs that a backend which is away may still have: nothing is given up before it was asked
+    """
+
+    found: tuple[CheckProblem, ...] = ()
+    copies: int = 0
+    copied_bytes: int = 0
+    stored_bytes: int = 0
+    version: int | None = None
+    gone: tuple[Gone, ...] = ()
+    gone_objects: int = 0
+    waits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CheckReport:
     """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few.
 
     `trailing`: copies that are missing because this device is still to make them; these are no problems.
 
     `notes`: what was seen, and put right, that is no problem. `by_digest`: copies whose digest, as their store tells
-    it, is that of the pack; `pieces_read`: copies of which one segment was read.
+    it, is that of the pack; `pieces_read`: copies of which one segment was read. `nowhere`: files of the newest version
+    whose contents were lost, and no pack is to have any more. `repaired`: what a repair made whole,
+    where one was asked for and there was something to mend; all else is as it is after that.
     """
 
     version: int
@@ -267,3 +304,9 @@ class CheckReport:
     trailing: tuple[Trailing, ...] = ()
     by_digest: int = 0
     pieces_read: int = 0
+    nowhere: tuple[bytes, ...] = ()
+    repaired: Repaired | None = None
+
+    @property
+    def nowhere_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.nowhere))

@@ -10,7 +10,7 @@ import os
 import stat as stat_
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
@@ -42,6 +42,28 @@ class Staging(Protocol):
 
 OnLost: TypeAlias = Callable[[bytes, MetaSyncError], None]
 """Is told of a file whose bytes can be had from nowhere, and why."""
+
+
+NOWHERE = "its contents were lost: no pack has them any more"
+
+
+class Nowhere:
+    """What a checkout leaves out: files that the agreed index names no contents of. Nothing brings these back but a
+    device that has them; all else that cannot be had may come with a backend, and ends the checkout.
+
+    `ours`: paths with bytes that are only here, so that what the scan saw has changed.
+    """
+
+    def __init__(self, ours: Container[bytes] = ()) -> None:
+        self.ours = ours
+        self.why: dict[bytes, str] = {}
+
+    def __call__(self, path: bytes, error: MetaSyncError) -> None:
+        if not isinstance(error, NotNamedError):
+            raise error
+        if path in self.ours:
+            raise ChangedMeanwhile from error
+        self.why[path] = NOWHERE
 
 
 def read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
@@ -104,8 +126,8 @@ def deliver(
 
     def lose(path: bytes, error: MetaSyncError) -> None:
         if path not in gone and on_lost is not None:
-            gone.add(path)
             on_lost(path, error)
+            gone.add(path)
 
     with _named(remote, contents):
         small, parts = _where(remote, contents, lose if on_lost is not None else None)

@@ -36,7 +36,7 @@ from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.folder import BASE_KEY, PARTS_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import pull, sides
-from metasync.sync.fetch import ChangedMeanwhile, deliver
+from metasync.sync.fetch import ChangedMeanwhile, Nowhere, deliver
 from metasync.sync.scanned import noted
 from metasync.transfer.contents import Contents
 from metasync.worktree.index import CONTENT_AT, pack_entry, unpack_entry
@@ -324,9 +324,9 @@ class _Parts:
         wanted = checkout.begin(changes, dict(commit), version=state.v, needed=None, origin=sides.origin(s))
         try:
             entries = {path: part[path] for path in wanted}
-            deliver(
-                s, checkout, entries, here, self.contents, before_bytes=self.bytes_here, all_bytes=self.tree.size_bytes
-            )
+            nowhere, done, whole = Nowhere(), self.bytes_here, self.tree.size_bytes
+            deliver(s, checkout, entries, here, self.contents, nowhere, before_bytes=done, all_bytes=whole)
+            checkout.leave_out(nowhere.why)
             before()
         except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
             checkout.abandon()

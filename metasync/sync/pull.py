@@ -32,7 +32,7 @@ from metasync.session.agreement import LEFT_KEY
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import sides
-from metasync.sync.fetch import ChangedMeanwhile, deliver, read_here, whole
+from metasync.sync.fetch import ChangedMeanwhile, Nowhere, deliver, read_here, whole
 from metasync.sync.scanned import noted, summary
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
@@ -349,7 +349,9 @@ def _check_out(
             if path in wanted:
                 checkout.stage_whole(path, text.data)
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
-        deliver(s, checkout, entries, _sources(s, plan.scan, entries.values()), contents)
+        nowhere = Nowhere(ours)
+        deliver(s, checkout, entries, _sources(s, plan.scan, entries.values()), contents, nowhere)
+        checkout.leave_out(nowhere.why)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
         checkout.abandon()

@@ -12,10 +12,19 @@ COLUMNS_MAX = 100  # of a table: a terminal of usual width
 NAME_COLUMNS = 16  # of a name in it; and the least that is left for a URL
 MUCH = 1 << 20  # no bound
 GAP = "..."
+GONE_NAMED = 100  # lost files
 PACKS_NAMED = 3  # of those with which the same is wrong
 
 if TYPE_CHECKING:
-    from metasync.reports.backends import BackendChange, BackendState, CheckProblem, CheckReport, Moving, RecoverReport
+    from metasync.reports.backends import (
+        BackendChange,
+        BackendState,
+        CheckProblem,
+        CheckReport,
+        Moving,
+        RecoverReport,
+        Repaired,
+    )
     from metasync.reports.sync import Trailing
     from metasync.terminal.style import Role
     from metasync.testing.contract import Outcome, Report
@@ -120,20 +129,53 @@ def _packs(problems: Sequence[CheckProblem], *, verbose: bool) -> list[str]:
 
 def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str]:
     """What was looked at, what is wrong, and what it comes to. `verbose`: every pack by name."""
-    lines = _packs(r.problems, verbose=verbose)
+    done = r.repaired
+    lines = _packs(r.problems if done is None else done.found, verbose=verbose)
     lines += [f"  {p.backend}: {p.problem}" for p in r.meta_problems]
     how = f"read {size(r.bytes_read)}"
     if not read_data:
         how = "compared sizes" + (f" and {count(r.by_digest, 'digest')}" if r.by_digest else "")
         how += f", read {count(r.pieces_read, 'piece')} ({size(r.bytes_read)})" if r.pieces_read else ""
     head = f"Checked version {r.version}: {count(r.packs, 'pack')}, {count(r.copies_checked, 'copy', 'copies')}, {how}."
+    if done is not None:
+        lines += _repaired(done, verbose=verbose)
+        lines += [f"Still wrong: {len(r.problems)} copies."] * bool(r.problems and done.copies)
+    told = {g.path for g in done.gone} if done is not None else set()
+    lost = [p for p in r.nowhere if p not in told]
+    lines += [alarm(f"lost: {text(p)}: no pack has it any more") for p in (lost if verbose else lost[:GONE_NAMED])]
+    if lost:
+        lines.append("A device that has it stores it again: metasync check --repair there.")
     if r.lost:
         lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")
-    elif lines:
+    elif r.nowhere or (done is not None and (done.gone or done.gone_objects)):
+        lines.append("All else is there." + (" Some packs have too few copies." if r.short else ""))
+    elif r.problems or r.meta_problems or r.short:
         lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
     else:
         lines.append("All is there, as often as promised.")
     return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes)]
+
+
+def _repaired(r: Repaired, *, verbose: bool) -> list[str]:
+    """What a repair made whole, and what nobody has."""
+    lines = []
+    if r.copies:
+        lines.append(f"Made {count(r.copies, 'copy', 'copies')} again, {size(r.copied_bytes)}.")
+    if r.stored_bytes:
+        lines.append(f"Stored anew from this folder: {size(r.stored_bytes)}.")
+    named = r.gone if verbose else r.gone[:GONE_NAMED]
+    for g in named:
+        versions = f"version {g.first}" if g.first == g.last else f"versions {g.first} to {g.last}"
+        lines.append(alarm(f"lost: {text(g.path)} of {versions}: nobody who was asked has it"))
+    if len(r.gone) > len(named):
+        lines.append(alarm(f"lost: and {len(r.gone) - len(named)} more; --verbose names them"))
+    if r.gone_objects:
+        lines.append(alarm(f"lost: {count(r.gone_objects, 'object')} of directories or of the history"))
+    if r.gone or r.gone_objects:
+        lines.append("Another device that has it stores it again: metasync check --repair there.")
+    if r.waits:
+        lines.append(f"{count(r.waits, 'pack')} may be on a backend that is away: run it again when all answer.")
+    return lines
 
 
 def outcome(o: Outcome) -> str:

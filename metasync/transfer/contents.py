@@ -159,11 +159,11 @@ class Contents:
                 if gone := [i for i in missed if not self._places(i, lost)]:
                     if isinstance(error, DamagedError) and (elsewhere or self._newer_index() is not None):
                         elsewhere += gone
-                    elif on_lost is None:
+                    else:
                         if isinstance(error, DamagedError):
                             error.objects = tuple(gone)
-                        raise error
-                    else:
+                        if on_lost is None:
+                            raise error
                         on_lost(gone, error)
                 want(i for i in missed if i not in gone)
         if elsewhere and (index := self._newer_index()) is not None:

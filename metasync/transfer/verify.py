@@ -22,19 +22,25 @@ How: TypeAlias = Literal["size", "digest", "piece", "read"]
 
 
 class CopyState(NamedTuple):
-    """One copy as `check` found it: no problem means right, as far as was looked (`how`, `bytes_read`)."""
+    """One copy as `check` found it: no problem means right, as far as was looked (`how`, `bytes_read`).
+
+    `unknown`: the backend did not say; it may have the copy.
+    """
 
     backend: str
     problem: str | None
     missing: bool = False
     how: How = "size"
     bytes_read: int = 0
+    unknown: bool = False
 
 
 def check_pack(
     t: Transfer, record: PackRecord, *, read_data: bool, pieces: Mapping[str, int] | None = None
 ) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
-    """Looks at a pack's copies: (those on the R places it belongs to, those found elsewhere in their stead).
+    """Looks at a pack's copies: (those on the R places it belongs to, those elsewhere, which may be in their stead).
+
+    Of the latter, those that are missing or damaged are left out.
 
     `pieces`: by backend, the number of the segment to read there if that store tells no digest.
     """
@@ -45,14 +51,14 @@ def check_pack(
     if all(s.problem is None for s in states):
         return states, []
     rest = yield Gather({p.name: _check_copy(t, p, record, read_data, None) for p in order[copies:]})
-    return states, [rest[p.name] for p in order[copies:] if rest[p.name].problem is None]
+    return states, [x for p in order[copies:] if (x := rest[p.name]).problem is None or x.unknown]
 
 
 def _check_copy(
     t: Transfer, place: Place, record: PackRecord, read_data: bool, piece: int | None
 ) -> Generator[Any, Any, CopyState]:
     if t.away(place):
-        return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}")
+        return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}", unknown=True)
     problem: CopyState | None = None
     for storage_id in reversed(place.storage_ids):
         path = pack_path(storage_id, record.generation, record.name)
@@ -118,5 +124,5 @@ def _failed(t: Transfer, place: Place, reply: Reply) -> CopyState | None:
         return None
     if isinstance(error, UnreachableError):
         t.down[place.name] = error
-        return CopyState(place.name, f"cannot be reached: {error.message}")
-    return CopyState(place.name, error.message)
+        return CopyState(place.name, f"cannot be reached: {error.message}", unknown=True)
+    return CopyState(place.name, error.message, unknown=True)

@@ -75,8 +75,8 @@ def _index_alone(m: Insider) -> int:
 
 
 WAYS = (
-    _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob,
-    _wrong_size, _newer_format,
+    _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _wrong_size,
+    _newer_format,
 )  # fmt: skip
 
 
@@ -125,6 +125,33 @@ def test_an_index_that_is_nowhere_before_anything_was_pushed_has_a_way_past_it(l
     victim.pull()
     assert victim.push().changes.added == (b"mine",)
     assert tree_of(lab.clone(urls, device="third").directory) == tree_of(victim.directory)
+
+
+def test_files_that_nobody_has_leave_the_others_alone(pair: tuple[Workspace, Workspace], lab: Lab) -> None:
+    """A version names contents that no pack ever had, for a new file and in place of one that is there: these two are
+    left as they are and told, all else comes, and nothing stops."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        nowhere = m.file(b"x")._replace(content=NO_BLOB)
+        m.commit(m.tree({b"new": m.file(b"n"), b"none": nowhere, b"kept": nowhere}))
+    write(victim.directory, {"mine": b"m"})
+    kept = (victim.directory / "kept").read_bytes()
+    for _ in range(2):
+        pulled = victim.pull()
+        assert {noted.path for noted in pulled.unplaced} == {b"none", b"kept"}
+        assert all("contents were lost" in noted.reason for noted in pulled.unplaced)
+    pushed = victim.push()
+    assert (pushed.changes.added, pushed.changes.modified, pushed.changes.deleted) == ((b"mine",), (), ())
+    assert (victim.directory / "kept").read_bytes() == kept
+    assert not (victim.directory / "none").exists()
+    third = lab.clone(lab.urls("a", kind="memory"), device="third")
+    assert sorted(tree_of(third.directory)) == [b"d", b"d/f", b"mine", b"new"]
+    assert third.push().changes.deleted == ()
+    with insider(mallory) as m:
+        m.commit(m.tree({b"none": m.file(b"here"), b"kept": m.file(b"mended")}))
+    for w in (victim, third):
+        assert w.pull().unplaced == ()
+        assert (w.directory / "none").read_bytes() + (w.directory / "kept").read_bytes() == b"heremended"
 
 
 def test_who_is_at_the_version_keeps_its_files(lab: Lab) -> None:
@@ -240,7 +267,7 @@ def test_an_interrupted_clone_of_such_a_version_is_ended_by_a_skip(pair: tuple[W
     """A clone stops at a version that cannot be read. Skipped there, with nothing else at hand, the clone goes on."""
     victim, mallory = pair
     with insider(mallory) as m:
-        bad = _missing_blob(m)
+        bad = _wrong_size(m)
     urls = lab.urls("a", kind="memory")
     with pytest.raises(UnreadableError):
         lab.clone(urls, device="third")
@@ -279,7 +306,7 @@ def test_a_skip_that_another_device_overtakes_is_made_on_top(
     """Another bad version is agreed while a skip is made: both are passed over."""
     victim, mallory = pair
     with insider(mallory) as m:
-        bad = _missing_blob(m)
+        bad = _wrong_size(m)
     late: list[int] = []
     commit = skipping._commit
 
@@ -299,7 +326,7 @@ def test_a_skip_that_another_device_overtakes_is_made_on_top(
 def test_a_clone_in_parts_that_stopped_at_such_a_version_goes_on_with_the_one_that_skips_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of a large clone is here when it meets the file that nobody has. After the skip the rest comes."""
+    """Half of a clone is here when it meets a file of another length than its entry says. After a skip all is here."""
     for name in ("WHOLE_PATHS_MAX", "PART_PATHS", "PART_PATHS_LEAST"):
         monkeypatch.setattr(first_checkout, name, 4)
     urls = lab.urls("a", kind="memory")
@@ -307,7 +334,7 @@ def test_a_clone_in_parts_that_stopped_at_such_a_version_goes_on_with_the_one_th
     write(victim.directory, {f"d{n}/f": b"%d" % n for n in range(12)})
     victim.push()
     with insider(lab.clone(urls, device="mallory")) as m:
-        bad = m.commit(m.tree({b"d1/g": m.file(b"of the version"), b"z": m.file(b"x")._replace(content=NO_BLOB)}))
+        bad = m.commit(m.tree({b"d1/g": m.file(b"of the version"), b"z": m.file(b"twelve bytes", size=7)}))
     with pytest.raises(UnreadableError):
         lab.clone(urls, device="third")
     assert (lab.root / "third/d1/g").exists()

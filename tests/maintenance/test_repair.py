@@ -1,0 +1,172 @@
+"""`check --repair`: copies made whole from other copies, and lost packs from folders and caches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from content_kit import noise
+from workspace_kit import Lab, tree_of, write
+
+from metasync.reports.backends import Repaired
+
+NAMES = ("a", "b", "c")
+
+
+def pushed(lab: Lab, files: int = 12, size: int = 300_000) -> Any:
+    w = lab.init(lab.urls(*NAMES))
+    write(Path(w.directory), {f"f{i}": noise(size, i) for i in range(files)})
+    w.push()
+    return w
+
+
+def pushed_often(lab: Lab) -> Any:
+    """Sixteen packs at least, so that each backend has some, and each pair of them too."""
+    w = pushed(lab, files=1)
+    for i in range(15):
+        write(Path(w.directory), {f"g{i}": noise(5_000, 100 + i)})
+        w.push()
+    w.close()  # nothing is on its way any more
+    return lab.reopen(w)
+
+
+def packs(lab: Lab, name: str = "") -> list[Path]:
+    """The copies of packs on a backend, or on all."""
+    return sorted(p for p in (lab.root / "stores" / name).rglob("packs/*/*/*") if p.is_file())
+
+
+def spoil(path: Path, data: bytes) -> None:
+    os.chmod(path, 0o600)
+    path.write_bytes(data)
+
+
+def flip(path: Path, at: int = 1000) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    spoil(path, bytes(data))
+
+
+def repaired(w: Any, **more: bool) -> Repaired:
+    done = w.check(repair=True, **more).repaired
+    assert done is not None
+    return done  # type: ignore[no-any-return]
+
+
+def test_nothing_is_done_where_nothing_is_wrong(lab: Lab) -> None:
+    w = pushed(lab)
+    before = {p: p.stat().st_mtime_ns for p in packs(lab)}
+    report = w.check(repair=True, read_data=True)
+    assert report.repaired is None and not report.problems
+    assert {p: p.stat().st_mtime_ns for p in packs(lab)} == before
+
+
+def test_without_being_asked_nothing_is_mended(lab: Lab) -> None:
+    w = pushed(lab)
+    packs(lab, "a")[0].unlink()
+    assert w.check().repaired is None
+    assert len(w.check().problems) == 1
+
+
+def test_a_backend_that_was_emptied_gets_its_copies_back(lab: Lab) -> None:
+    w = pushed(lab)
+    before = {p: p.read_bytes() for p in packs(lab)}
+    for path in packs(lab, "b"):
+        path.unlink()
+    done = repaired(w)
+    assert done.copies == len(done.found) > 0 and done.version is None
+    assert {p: p.read_bytes() for p in packs(lab)} == before
+    assert not w.check(read_data=True).problems
+
+
+def test_damaged_copies_are_found_by_reading_and_written_anew(lab: Lab) -> None:
+    """Each backend has one that is altered and one that is cut short, of different packs."""
+    w = pushed_often(lab)
+    before, spoilt = {p: p.read_bytes() for p in packs(lab)}, set()
+    for name in NAMES:
+        mine = [p for p in packs(lab, name) if p.name not in spoilt][:2]
+        flip(mine[0])
+        spoil(mine[-1], mine[-1].read_bytes()[:-7])
+        spoilt |= {p.name for p in mine}
+    done = repaired(w, read_data=True)
+    assert done.copies == len(spoilt) == len(done.found)
+    assert {p: p.read_bytes() for p in packs(lab)} == before
+
+
+def test_a_damaged_copy_is_never_taken_for_the_source(lab: Lab) -> None:
+    """One copy is gone; the other has the right size and wrong bytes: nothing is copied from it."""
+    w = pushed(lab, files=1)
+    copies = packs(lab)
+    copies[0].unlink()
+    flip(copies[1])
+    w.check(repair=True)  # without reading, the size is all that is known of it
+    assert copies[0].exists() is False or copies[0].read_bytes() != copies[1].read_bytes()
+
+
+def test_what_no_backend_has_is_stored_from_the_folder(lab: Lab) -> None:
+    w = pushed(lab)
+    for path in packs(lab):
+        path.unlink()
+    report = w.check(repair=True)
+    done = report.repaired
+    assert not report.problems and not report.lost and done.stored_bytes > 0 and done.version is not None
+    assert (done.gone, done.gone_objects) == ((), 0)
+    w.close()
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    assert tree_of(Path(phone.directory)) == tree_of(lab.root / "laptop")
+    assert not phone.check(read_data=True).problems
+
+
+def test_what_one_device_changed_another_gives_back(lab: Lab) -> None:
+    """The laptop edited one of the files meanwhile, and has it no more; the phone has all."""
+    w = pushed(lab)
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    for path in packs(lab):
+        path.unlink()
+    write(Path(w.directory), {"f3": b"edited"})
+    done = repaired(w)
+    assert [(g.path, g.first) for g in done.gone] == [(b"f3", 1)]
+    assert w.check().lost == (), "what is lost is told once"
+    done = repaired(phone)
+    assert done.gone == ()
+    assert not phone.check(read_data=True).problems
+    w.push()
+    phone.pull()
+    assert (Path(phone.directory) / "f3").read_bytes() == b"edited"
+    fresh = lab.clone(lab.urls(*NAMES), device="tablet")
+    assert tree_of(Path(fresh.directory)) == tree_of(Path(phone.directory))
+    fresh.restore("1", ["f3"])
+    assert (Path(fresh.directory) / "f3").read_bytes() == noise(300_000, 3)
+
+
+def test_while_a_backend_is_away_nothing_is_given_up(lab: Lab) -> None:
+    """Both copies of some packs are on a, which is emptied, and on b, which is away: b may have them."""
+    w = pushed_often(lab)
+    names = {p.name for p in packs(lab, "a")} & {p.name for p in packs(lab, "b")}
+    assert names
+    for path in packs(lab, "a"):
+        path.unlink()
+    away = lab.lose("b")
+    done = repaired(w)
+    assert done.version is None and done.waits == len(names)
+    os.rename(away, lab.root / "stores" / "b")
+    done = repaired(lab.reopen(w))
+    assert done.copies and not done.waits
+    assert not lab.reopen(w).check(read_data=True).problems
+
+
+def test_a_file_that_nobody_has_blocks_nothing_else(lab: Lab) -> None:
+    w = pushed(lab)
+    for path in packs(lab):
+        path.unlink()
+    write(Path(w.directory), {"f3": b"edited"})
+    assert repaired(w).gone
+    tablet = lab.clone(lab.urls(*NAMES), device="tablet")
+    expected = tree_of(Path(w.directory))
+    expected.pop(b"f3")
+    assert tree_of(Path(tablet.directory)) == expected
+    write(Path(tablet.directory), {"new": b"new"})
+    tablet.push()
+    w.push()
+    tablet.pull()
+    assert tree_of(Path(tablet.directory)) == tree_of(Path(w.directory))
