@@ -203,5 +203,7 @@ def _check_meta(
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))
         named += [("index segment", Ref(*item.ref)) for item in agreed.root.apart]
+    if agreed.state.retained.hash != ZERO_HASH:
+        named.append(("list of what is kept", agreed.state.retained))
     found, brought = health.check_meta(s, named, {p.backend for p in problems}, read_data=read_data)
     return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought

@@ -234,6 +234,17 @@ def _fail(*_: object) -> Any:
     raise WorkspaceError("broke off")
 
 
+def test_check_brings_the_list_of_what_is_kept_where_it_is_missing(six: Workspace, lab: Lab) -> None:
+    six.gc(LAST)
+    with six._session("test") as s:
+        name = agreement.newest(s).state.retained.hash.hex()
+    (copy,) = [p for p in lab.objects("a", "meta") if p.name == name]
+    copy.unlink()
+    report = six.check()
+    assert any("list of what is kept" in note for note in [*report.notes, *(p.problem for p in report.meta_problems)])
+    assert copy.exists()
+
+
 # ---- the rule of deletion
 
 
