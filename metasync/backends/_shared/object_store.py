@@ -29,7 +29,6 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _ENDPOINT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
 _NUMBER = re.compile(r"(0[Xx][0-9A-Fa-f]*|[0-9]+)")
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
-_PART = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 200, and all but packs are so small.
 _TRIED_BYTES_MAX: Final = 1 << 13
 NAMES_MAX: Final = 1 << 18  # below one folder of ours are at most some 10,000; more fill our memory
@@ -115,9 +114,9 @@ class ObjectStoreBackend(ABC):
     def _body(self, reply: Reply, path: str, offset: int, length: int | None, max_bytes: int) -> tuple[bytes, bool]:
         """What was asked for, and whether it is the whole object. The head is checked before the body is read."""
         what = f"{path} in {self._where}"
-        part = _PART.fullmatch(reply.headers.get("content-range", "")) if reply.status == 206 else None
+        part = reply.part if reply.status == 206 else None
         if part is not None:
-            start, end, total = int(part[1]), int(part[2]) + 1, int(part[3])
+            start, end, total = part
             if start >= total and start == offset:  # as Azurite has it of a part behind the end
                 return b"", False
         elif reply.status == 206 or reply.size is None:

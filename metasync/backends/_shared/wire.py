@@ -14,6 +14,7 @@ import functools
 import http.client
 import io
 import os
+import re
 import select
 import socket
 import ssl
@@ -51,6 +52,7 @@ STEPS: Final[Mapping[str, str]] = {
 }
 """What to do where an object store gave no answer (`no_answer`)."""
 _AGENT = "metasync"
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,12 @@ class Reply:
         """How long the body is to be; None where the head does not say."""
         text = self.headers.get("content-length", "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+    @property
+    def part(self) -> tuple[int, int, int] | None:
+        """What part of an object Content-Range says this is: first byte, the one behind the last, the object's size."""
+        found = _RANGE.fullmatch(self.headers.get("content-range", ""))
+        return (int(found[1]), int(found[2]) + 1, int(found[3])) if found is not None else None
 
     @property
     def is_page(self) -> bool:
@@ -242,7 +250,7 @@ class Wire:
                     raise
                 finally:
                     # What a server refused without having read it would be taken for the next request.
-                    was_read = broken is None and (reply.status < 400 or len(body) <= _READ_FIRST_BYTES_MAX)
+                    was_read = broken is None and (reply.status < 300 or len(body) <= _READ_FIRST_BYTES_MAX)
                     kept = is_sound and was_read and reply.ends()
         except BackendError:
             raise

@@ -47,7 +47,6 @@ _NEWEST = {"X-Newest": "true"}
 _CONTAINER = re.compile(r"[^/\x00-\x1f\x7f]+")
 _WORD = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
-_PART = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
 
 _PROBE_NAMES = 8
 _PROBE_READS = 3
@@ -350,15 +349,13 @@ def _check_auth(auth: str) -> None:
 def _size_and_part(reply: Reply) -> tuple[int, tuple[int, int]]:
     """The object's size, and which part of it this answer says it holds: (-1, -1) where it says nothing one can use."""
     if reply.status == 206:
-        found = _PART.fullmatch(reply.headers.get("content-range", ""))
-        if found is None:
+        if reply.part is None:
             return 0, (-1, -1)
-        start, end, size = (int(number) for number in found.groups())
-        return size, (start, end - start + 1)
-    length = reply.headers.get("content-length", "")
-    if not re.fullmatch(r"[0-9]{1,15}", length):
+        start, end, size = reply.part
+        return size, (start, end - start)
+    if reply.size is None:
         raise BackendError("cannot tell how large the object is: the server does not say")
-    return int(length), (0, int(length))
+    return reply.size, (0, reply.size)
 
 
 def _rows(body: bytes) -> tuple[tuple[str, int | None], ...]:

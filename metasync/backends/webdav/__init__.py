@@ -58,7 +58,6 @@ _HOST = re.compile(r"(?:([^\0-\x20]{1,200})@)?([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f
 _PORTS = {"https": 443, "http": 80}
 _PATH_SAFE = "/~!$&'()*+,;=:@-._"
 _TEMP = re.compile(rf"{re.escape(TEMP_PREFIX)}[0-9a-f]{{1,64}}")
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class _MayPassError(Exception):
@@ -325,9 +324,8 @@ def _host_of(url: BackendUrl) -> tuple[str | None, str, int | None]:
 
 def _version(answer: Reply) -> tuple[str | int | None, ...]:
     """What an answer says of the object as a whole. wsgidav takes its parts from several looks at the file."""
-    whole = _RANGE.fullmatch(answer.headers.get("content-range", ""))
     etag = answer.headers.get("etag", "").removeprefix("W/").strip('"')  # weak or strong: some differ by the method
-    return etag, answer.headers.get("last-modified"), int(whole[3]) if whole else answer.size or 0
+    return etag, answer.headers.get("last-modified"), answer.part[2] if answer.part else answer.size or 0
 
 
 def _is_changing(answer: Reply) -> bool:
@@ -343,14 +341,14 @@ def _part(answer: Reply, offset: int, length: int | None, max_bytes: int, attemp
     """The part of an object that was asked for, from an answer that holds it, or all of the object."""
     if answer.headers.get("content-encoding", "identity").lower() != "identity" or not answer.ends_for_sure:
         raise BackendError(f"{attempt}: the server sent it compressed, or does not say where it ends", retryable=False)
-    first, size, match = 0, answer.size, None
+    first, size, part = 0, answer.size, None
     if answer.status == 206:
-        match = _RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if match is None or int(match[1]) != offset:
+        part = answer.part
+        if part is None or part[0] != offset:
             raise BackendError(f"{attempt}: the answer holds another part than was asked for")
-        first, size = offset, int(match[3])
+        first, size = offset, part[2]
     count = None if size is None else count_bytes(size, offset, length, max_bytes, attempt)
-    if match is not None and int(match[2]) + 1 - offset != count:
+    if part is not None and part[1] - offset != count:
         raise BackendError(f"{attempt}: the answer holds another part than was asked for")
     most = count if count is not None else min(max_bytes + 1, length if length is not None else max_bytes + 1)
     data = _cut(answer, offset - first, most)
