@@ -49,6 +49,7 @@ NO_LIMIT: Final = (1 << 64) - 1
 """The size limit of a last size class."""
 CHANGED_TAG: Final = 1  # u64 version as which a change made this config, 32 bytes: the hash of the one before
 MOVING_TAG: Final = 2  # u64 generation, 32 bytes: the index whose packs lie where `prev_config` maps them
+EARLIER_TAG: Final = 4  # earlier mappings, by which copies count or are surplus: `store.moves`
 LIMIT_TAG: Final = 1  # of a backend: u64, its limit in bytes where the weight is another; 0 for none
 TRUSTING_TAG: Final = 3  # no bytes: the user chose to allow for no backend that lies, also where it costs nothing
 WEIGHTED_RENDEZVOUS: Final = 1
@@ -384,9 +385,7 @@ def _decode_redundancies(r: Reader) -> tuple[RedundancyClass, ...]:
 
 def _mode(r: Reader) -> Mode:
     number = r.u8()
-    if number:
-        check_kind(number, len(_MODES) - 1, "the config's mode")
-    return _MODES[number]
+    return _MODES[number and check_kind(number, len(_MODES) - 1, "the config's mode")]
 
 
 def _encode_chunking(c: ChunkingClass) -> bytes:
@@ -410,7 +409,8 @@ def _choice(r: Reader, of: tuple[_T, ...]) -> _T:
 
 def _fault(c: Config) -> str:
     """What makes a config impossible, or nothing."""
-    return _fault_of_backends(c) or _fault_of_acceptors(c) or _fault_of_numbers(c) or _fault_of_classes(c)
+    faults = (_fault_of_backends, _fault_of_acceptors, _fault_of_numbers, _fault_of_classes, _fault_of_earlier)
+    return next(filter(None, (find(c) for find in faults)), "")
 
 
 def _fault_of_backends(c: Config) -> str:
@@ -450,9 +450,8 @@ def _fault_of_numbers(c: Config) -> str:
         return f"mapping {c.mapping.kind} over {c.mapping.partitions} partitions"
     if not 1 <= c.compression_level <= 22:
         return f"compression level {c.compression_level}"
-    if not 4096 <= c.pack_bytes <= PACK_BYTES_MAX or not 4096 <= c.segment_bytes <= min(
-        c.pack_bytes, SEGMENT_BYTES_MAX
-    ):
+    longest = min(c.pack_bytes, SEGMENT_BYTES_MAX)
+    if not 4096 <= c.pack_bytes <= PACK_BYTES_MAX or not 4096 <= c.segment_bytes <= longest:
         return f"packs of {c.pack_bytes} bytes in segments of {c.segment_bytes}"
     if not 0 <= c.whole_bytes <= CHUNK_BYTES_MAX:
         return f"whole files of {c.whole_bytes} bytes"
@@ -482,8 +481,20 @@ def _fault_of_classes(c: Config) -> str:
     if not 1 <= len(c.chains) <= CHAINS_MAX or len(set(c.chains)) != len(c.chains):
         return "translator chains: none, too many, or one twice"
     names = [name for chain in c.chains for name in chain]
-    if any(len(chain) > CHAIN_STEPS_MAX for chain in c.chains) or any(
-        not name or len(name.encode()) > NAME_BYTES_MAX for name in names
-    ):
+    if max(map(len, c.chains)) > CHAIN_STEPS_MAX or any(not x or len(x.encode()) > NAME_BYTES_MAX for x in names):
         return "a translator chain is too long or names nothing"
+    return ""
+
+
+def _fault_of_earlier(c: Config) -> str:
+    data, merged = dict(c.tags).get(EARLIER_TAG, b""), False
+    while data:
+        end = 4 + 40 * int.from_bytes(data[2:4], "big")
+        rows = [data[i : i + 40] for i in range(4, end, 40)]
+        whole = data[0] <= 1 and 4 < end <= len(data) and not (merged and data[0])
+        if not whole or len({row[:16] for row in rows}) < len(rows):
+            return "earlier mappings that cannot be"
+        if not all(1 <= int.from_bytes(row[16:24], "big") <= CAPACITY_BYTES_MAX for row in rows):
+            return "a weight of an earlier mapping"
+        data, merged = data[end:], not data[0]
     return ""

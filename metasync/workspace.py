@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from metasync.errors import ExcludedError
 from metasync.events import Listener, Sheltered, ignore
@@ -25,7 +25,7 @@ from metasync.local.state import LocalDb
 from metasync.session import agreement
 from metasync.session.connections import Connections, Machine
 from metasync.session.folder import DB_FILE, STATE_DIR, absolute, folder_above, forget
-from metasync.session.session import Operations, Session
+from metasync.session.session import Operations
 from metasync.sync import operations
 from metasync.worktree.paths import TreePath, tree_path
 
@@ -34,32 +34,21 @@ if TYPE_CHECKING:
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, log, read, restore, tags
     from metasync.maintenance import add_backend, backend_states, check, collect, recover, status
+    from metasync.maintenance import rebalance as rebalancing
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
     from metasync.store.retention import Keep
     from metasync.sync import first_checkout, push
     from metasync.sync import skip as skipping
 else:
-
-    class _Lazy:
-        """A module that is loaded when something of it is used."""
-
-        def __init__(self, name: str) -> None:
-            self._name = f"metasync.{name}"
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(import_module(self._name), name)
-
-    def _lazy(room: str, *names: str) -> Iterator[_Lazy]:
-        return (_Lazy(f"{room}.{name}") for name in names)
-
-    conflicts, diff, export, log = _lazy("history", "conflicts", "diff", "export", "log")
-    read, restore, tags = _lazy("history", "read", "restore", "tags")
-    add_backend, check, collect, recover = _lazy("maintenance", "add_backend", "check", "collect", "recover")
-    backend_states, status = _lazy("maintenance", "backend_states", "status")
-    clone_invitation, clone_passphrase, devices = _lazy("members", "clone_invitation", "clone_passphrase", "devices")
-    found, invitation, rotation, secrets = _lazy("members", "found", "invitation", "rotation", "passphrase")
-    first_checkout, push, skipping = _lazy("sync", "first_checkout", "push", "skip")
+    conflicts, diff, export, log = operations.lazy("history", "conflicts", "diff", "export", "log")
+    read, restore, tags = operations.lazy("history", "read", "restore", "tags")
+    add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
+    backend_states, rebalancing, status = operations.lazy("maintenance", "backend_states", "rebalance", "status")
+    clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
+    devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
+    rotation, secrets = operations.lazy("members", "rotation", "passphrase")
+    first_checkout, push, skipping = operations.lazy("sync", "first_checkout", "push", "skip")
 
 Folder: TypeAlias = str | os.PathLike[str]
 Opened: TypeAlias = "Mapping[str, Backend] | None"
@@ -84,6 +73,8 @@ class Workspace:
         self._connections = Connections(directory, db, self._machine, opened or {})
         self._work = Operations(self._connections, lambda: self.on_event)
         self._locked, self._session = self._work.locked, self._work.session
+        self._operation = partial(operations.changing, self._work)
+        self._changing = partial(operations.changing, self._work, reopen=True)  # backends may have other names after it
 
     @classmethod
     def open(cls, directory: Folder = ".", *, on_event: Listener = ignore, now: bool = False) -> Workspace:
@@ -349,9 +340,9 @@ class Workspace:
     ) -> reports.BackendChange:
         """Adds a store to the agreed backends; this device is linked to it, others with `link`.
 
-        `replaces`: takes this one out in the same step. New packs go there as it is due; what is stored stays until it
-        is moved. `UsageError`: it is one already, lies inside the workspace, or the last change is not moved yet.
-        `BackendError`, `NoQuorumError`, `WeakeningError`.
+        `replaces`: takes this one out in the same step. New packs go there as it is due; what is stored stays until
+        `rebalance`. `UsageError`: it is one already, or lies inside the workspace. `BackendError`, `NoQuorumError`,
+        `WeakeningError`.
         """
         with self._changing("backend add") as s:
             return add_backend.add(s, url, replaces=replaces, passphrase=passphrase, dry_run=dry_run)
@@ -361,8 +352,8 @@ class Workspace:
     ) -> reports.BackendChange:
         """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
 
-        `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
-        not moved yet. `NoQuorumError`. `WeakeningError`: it takes the passphrase, because the policy promises more.
+        `UsageError`: there is none of that name, data would be lost or too few backends be left. `NoQuorumError`.
+        `WeakeningError`: it takes the passphrase, because the policy promises more.
         """
         with self._changing("backend remove") as s:
             return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run)
@@ -377,6 +368,19 @@ class Workspace:
         """
         with self._changing("backend set") as s:
             return add_backend.alter(s, name, capacity_bytes, new_name, role, passphrase=passphrase, dry_run=dry_run)
+
+    def set_copies(self, copies: int, *, passphrase: str | None = None, dry_run: bool = False) -> reports.BackendChange:
+        """Changes how many copies of everything are promised, for all devices. Errors: as for `backend_remove`."""
+        with self._changing("config set copies") as s:
+            return add_backend.set_copies(s, copies, passphrase=passphrase, dry_run=dry_run)
+
+    def rebalance(self, *, dry_run: bool = False, read_data: bool = False) -> reports.RebalanceReport:
+        """Moves packs to where the backends of today want them, and deletes surplus copies once that is agreed.
+
+        Every copy is verified first, by its store's digest or by reading it; `read_data`: always by reading. Others may
+        push meanwhile. Stopped at any point, the next call goes on, on any device. `NoQuorumError`.
+        """
+        return rebalancing.rebalance(self._work, dry_run=dry_run, read_data=read_data)
 
     def device_list(self) -> reports.DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""
@@ -420,6 +424,11 @@ class Workspace:
         """Takes open invitations back, by name or id. Who has read one holds the keys of today: then `key_rotate`."""
         with self._operation("device revoke") as s:
             return devices.take_back(s, names, dry_run=dry_run)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of everything are promised, as this device knows it."""
+        return self._connections.config.policy(0).copies
 
     @property
     def name(self) -> str:
@@ -474,12 +483,6 @@ class Workspace:
     def resume(self) -> reports.SettingsReport:
         """Ends a pause. Nothing happens where there is none."""
         return preferences.resume(self._work.settings_path)
-
-    def _operation(self, what: str) -> AbstractContextManager[Session]:
-        return operations.changing(self._work, what)
-
-    def _changing(self, what: str) -> AbstractContextManager[Session]:
-        return operations.changing(self._work, what, reopen=True)  # backends may have other names after it
 
     def cancel(self) -> None:
         """Ends what another thread has under way here, soon, with `CancelledError`. As after a kill: run again."""

@@ -8,7 +8,7 @@ import click
 
 from metasync.errors import UnreachableError
 from metasync.terminal import backends_text, text
-from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.console import Console, Options, common, opened, passes_pause
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import if_needed
 
@@ -179,6 +179,31 @@ def backend_set(
         wanted: dict[str, Any] = {"capacity_bytes": size, "new_name": new_name, "role": role, "dry_run": dry_run}
         done = if_needed(lambda given: w.backend_set(name, passphrase=given, **wanted))
     console.report("backend set", backends_text.backend_change("set", done), done)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved and freed.")
+@click.option("--read-data", is_flag=True, help="Verify every copy by reading it back, whatever its provider tells.")
+@passes_pause
+@common
+@click.pass_obj
+def rebalance(options: Options, dry_run: bool, read_data: bool) -> None:
+    """Moves data to where they belong since the backends changed.
+
+    Copies what a change of the backends displaced, verifies every copy, has that agreed, and then deletes what is
+    surplus. Pushes go on meanwhile. Stopped at any point, it goes on when run again, here or on another device; several
+    devices may share the work. Ends with 4 while something is left to do.
+
+    \b
+    Example:
+      metasync rebalance --dry-run
+      metasync rebalance
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.rebalance(dry_run=dry_run, read_data=read_data)
+    codes = [] if dry_run or r.is_whole else [4]
+    console.report("rebalance", backends_text.rebalance(r), r, [*([7] if r.lost else []), *codes])
 
 
 @backend.command("check")

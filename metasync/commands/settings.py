@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from metasync.terminal import keep_text
+from metasync.terminal import backends_text, keep_text
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
+from metasync.terminal.passphrase import if_needed
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.history import KeepReport
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
 
 
 KEEP: Final = "keep"  # agreed: which versions are kept
+COPIES: Final = "copies"  # agreed: how many copies of everything there are
 
 
 def _lines(r: SettingsReport) -> list[str]:
@@ -74,9 +76,10 @@ def config_get(options: Options, key: str) -> None:
             agreed = w.keep()
         lines = [agreed.keep] if agreed.keep is not None else []
         console.report("config get", lines, {"key": key, "value": agreed.keep}, [] if lines else [1])
-    limits.check_key(key)
+    if key != COPIES:
+        limits.check_key(key)
     with opened(options, console) as w:
-        value = w.settings().settings.get(key)
+        value = w.settings().settings.get(key) if key != COPIES else str(w.copies)
     lines = [value] if value is not None else []
     console.report("config get", lines, {"key": key, "value": value}, [] if value is not None else [1])
 
@@ -98,7 +101,8 @@ def config_set(options: Options, key: str, value: str) -> None:
     The limits may be set for one backend: limit.up.NAME.
 
     \b
-    One setting is agreed, and holds for all devices:
+    Two settings are agreed, and hold for all devices:
+    copies                 how many copies of everything there are (docs/howto/change-backends.md)
     keep                   versions that `metasync gc` keeps: "last=10 daily=7 weekly=5 monthly=12 within=2d"
 
     \b
@@ -107,6 +111,13 @@ def config_set(options: Options, key: str, value: str) -> None:
       metasync config set limit.connections.usb 2
     """
     console = Console(options)
+    if key == COPIES:
+        if not value.isdecimal():
+            raise click.UsageError("copies: a number, such as 2.")
+        with opened(options, console) as w:
+            done = if_needed(lambda given: w.set_copies(int(value), passphrase=given))
+        console.report("config set", backends_text.backend_change("set", done), done)
+        return
     with opened(options, console) as w:
         if key == KEEP:
             agreed = w.keep(value, change=True)

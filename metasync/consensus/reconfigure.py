@@ -90,7 +90,8 @@ def prepare(
     for acceptor_id, nonce in births.items():
         yield from created(members[acceptor_id], birth_path(acceptor_id), encode_birth(acceptor_id, nonce))
     first = yield from give_genesis(m, births, members)
-    names = sorted({base.config, base.devices, first.config, first.devices})
+    read_beside = [new.prev_config] if new.prev_config is not None else []
+    names = sorted({base.config, base.devices, first.config, first.devices, *read_beside})
     for name in names:
         yield from _copy(m, members, new, births.keys(), partial(const_path, name=name.hex()), name, CONST_BYTES_MAX)
     for ref in sorted({r for r in refs if r != NOTHING}):

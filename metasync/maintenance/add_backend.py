@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from metasync.backends.api import Probes
-from metasync.config import DEFAULT_CAPACITY, Acceptor, BackendEntry, Storage
+from metasync.config import DEFAULT_CAPACITY, NO_LIMIT, Acceptor, BackendEntry, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
 from metasync.maintenance.reconfigure import Wanted, change
@@ -21,6 +21,8 @@ from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
 from metasync.session import agreement, open_backend, space
 from metasync.session.folder import Link
 from metasync.session.open_backend import NewBackend
+
+COPIES_MAX = 255  # as the config has them in a byte
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend, BackendUrl, LogForm
@@ -96,6 +98,17 @@ def alter(
 
     wanted.make = make
     return change(s, wanted, passphrase=passphrase, dry_run=dry_run)
+
+
+def set_copies(s: Session, copies: int, *, passphrase: str | None = None, dry_run: bool = False) -> BackendChange:
+    """Changes how many copies of everything are promised: see `Workspace.set_copies`."""
+    if not 1 <= copies <= COPIES_MAX:
+        raise UsageError(f"{copies} copies: there is at least one of everything, and there are {COPIES_MAX} at most")
+
+    def make(config: Config) -> Config:
+        return replace(config, redundancy=(RedundancyClass(NO_LIMIT, Replicate(copies)),))
+
+    return change(s, Wanted("the number of copies", make), passphrase=passphrase, dry_run=dry_run)
 
 
 def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry | None) -> None:

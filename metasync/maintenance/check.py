@@ -92,7 +92,7 @@ class _Looked:
         """Drops packs that the newest index no longer names: these may be gone on purpose."""
         newer = agreement.newer_index(s, agreed.state) if self.found else None
         if newer is not None:
-            named = newer.packs()
+            named = newer[0].packs()
             self.found = {i: found for i, found in self.found.items() if i in named}
 
     @property

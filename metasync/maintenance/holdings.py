@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref
 from metasync.errors import MetaSyncError
+from metasync.maintenance import moved
 from metasync.reports.backends import Moving
 from metasync.store import placement
+from metasync.store.moves import Places
 from metasync.store.placement import Placement, partition_of, placement_of
 from metasync.transfer import late_copies
 
@@ -94,12 +96,12 @@ def displaced(s: Session) -> Mapping[PackKey, PackRecord] | None:
 
 
 def still_moving(s: Session, agreed: Agreed | None) -> Moving:
-    """What the change of the backends displaced and the newest index known still names."""
+    """What the changes of the backends displaced, the newest index known still names, and is not known to be moved."""
     if s.config.moving is None or s.previous is None:
         return Moving()
     gone = displaced(s) or {}  # without it all packs count: too many rather than too few
     index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
-    if index is None:
-        return placement.moving(placement.to_move(s.previous, s.config, gone.values()))
-    packs = [p for key, p in index.packs().items() if not gone or key in gone]
-    return placement.moving(placement.to_move(s.previous, s.config, packs))
+    named = index.packs() if index is not None else gone
+    packs = [p for key, p in named.items() if not gone or key in gone]
+    places, done = Places(s.config, s.previous), moved.load(s)
+    return placement.moving(p for p in packs if places.receivers(p.name) and places.partition(p.name) not in done)

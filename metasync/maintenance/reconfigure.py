@@ -2,8 +2,8 @@
 
 The order of things: the new root is written and the new acceptors get all they need, the change is agreed by the old
 ones, the old instance is closed, and an empty version on the new config shows that it works. Whoever lost a version to
-somebody else makes the change anew on top of that. Moving the data is a matter of its own: until it is done, what
-changed hands is read where it was (`store.placement`), and no second change of the mapping is begun.
+somebody else makes the change anew on top of that. Moving the data is a matter of its own (`maintenance.rebalance`):
+until it is done, what changed hands is read where it was, and further changes are merged into this one (`store.moves`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.codec import amount
 from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage, byzantine_f
 from metasync.consensus import (
     BIRTH_NONCE_BYTES,
@@ -42,6 +43,7 @@ from metasync.events import Notice, Phase
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.policy import allowing
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
+from metasync.maintenance.holdings import still_moving
 from metasync.members import key_copies, key_store
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
@@ -50,7 +52,7 @@ from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
-from metasync.store import placement
+from metasync.store import moves, placement
 from metasync.store.index import PackRecord
 from metasync.transfer.copies import Place, pack_path
 
@@ -86,10 +88,6 @@ def change(s: Session, wanted: Wanted, *, passphrase: str | None = None, dry_run
         old, raw = base.config, wanted.make(base.config)
         if raw == old:
             return _report(wanted, old, old, None, base.state, dry_run=dry_run)
-        if _waits(old, raw) and not dry_run and _all_is_moved(s, base):
-            change(s, Wanted("", _settled))
-            base = agreement.newest(s)
-            continue
         new = _complete(s, wanted, base, raw)
         _check_data(s, wanted, base, new)
         weaker = base.devices.policy.contradiction(new)
@@ -97,15 +95,15 @@ def change(s: Session, wanted: Wanted, *, passphrase: str | None = None, dry_run
         _tell_shares(s, old, new)
         if dry_run:
             return _report(
-                wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new), weaker=weaker
+                wanted, old, new, None, base.state, dry_run=True, moving=_moving(s, base, new), weaker=weaker
             )
-        digest = _prepared(s, wanted, base, new)
+        moving, digest = _moving(s, base, new), _prepared(s, wanted, base, new)
         policy = None if devices is None else s.put_const(base.state, devices.encode())
         decided = agreement.propose(s, base.state, Change(op_id=op_id, config=digest, devices=policy))
         if decided.mine:
             s.db.set(JOURNAL_KEY, None)
             after = _settle(s, base.state, decided.state)
-            return _report(wanted, old, new, decided.state.v, after, dry_run=False, moving=_moving(base, old, new))
+            return _report(wanted, old, new, decided.state.v, after, dry_run=False, moving=moving)
         base = s.load(decided.state)
     raise WorkspaceError(
         f"others pushed {LOST_ROUNDS_MAX} times while the backends were to be changed; nothing was changed",
@@ -141,12 +139,10 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
     new = raw.tagged(CHANGED_TAG, (base.state.v + 1, base.state.config))
     if placement.is_same_mapping(old, new):
         return new.check()
-    if _waits(old, raw):
-        raise UsageError(
-            "what the change of the backends before this one displaced is not moved yet, and is read where it was",
-            next_step="A backend can be renamed meanwhile; adding, removing and resizing wait until all is moved.",
-        )
-    gained = placement.gaining(old, new)
+    previous = s.previous if old.prev_config is not None else None
+    if old.prev_config is not None:
+        _check_merge(s, base, previous)
+    gained = moves.fresh(old, new, previous)
     for backend_id in sorted(gained - wanted.gained.keys()):
         storage_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
         wanted.gained[backend_id] = Storage(storage_id, birth_digest(nonce))
@@ -155,10 +151,24 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
         [replace(b, storage=(*b.storage, wanted.gained[b.backend_id])) if b.backend_id in gained else b
          for b in new.backends]
     )  # fmt: skip
-    if not placement.to_move(old, new, base.index.packs().values()):
+    index = (base.state.index.generation, base.state.index.hash)
+    if old.prev_config is not None:
+        return moves.merged(old, new).tagged(MOVING_TAG, index).check()
+    if not any(map(moves.Places(new, old).is_displaced, {p.name for p in base.index.packs().values()})):
         return replace(new, prev_config=None).tagged(MOVING_TAG, None).check()  # nothing to be trimmed either
-    index = base.state.index
-    return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, (index.generation, index.hash)).check()
+    return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, index).check()
+
+
+def _check_merge(s: Session, base: Agreed, previous: Config | None) -> None:
+    """`UsageError` where one more change cannot be merged into those whose data still move."""
+    if previous is not None and moves.may_merge(base.config):
+        return
+    left = still_moving(s, base)
+    why = f"{moves.MERGED_MAX} changes were merged" if previous is not None else "the config before cannot be read"
+    raise UsageError(
+        f"data of earlier changes still move ({left.packs:,} packs, {amount(left.bytes)}), and {why}",
+        next_step="metasync rebalance moves them; then the change goes through. A backend can be renamed meanwhile.",
+    )
 
 
 def _outvoting(old: Config, new: Config) -> Config:
@@ -176,36 +186,6 @@ def _outvoting(old: Config, new: Config) -> Config:
     return replace(new, mode="bft" if free else "crash", f=free) if impossible or gained else new
 
 
-def _waits(old: Config, new: Config) -> bool:
-    """Whether a change must wait until what the one before it displaced is moved: only two mappings are ever read."""
-    return old.prev_config is not None and not placement.is_same_mapping(old, new)
-
-
-def _settled(config: Config) -> Config:
-    """The trim commit: what the last change displaced is moved, and its old places are read no more."""
-    return replace(config, prev_config=None).tagged(MOVING_TAG, None)
-
-
-def _all_is_moved(s: Session, base: Agreed) -> bool:
-    """Whether every pack has all its copies in places that count (consensus.md, rule 6.4), as far as can be asked now.
-
-    On a backend that the config before mapped it to as well, a pack counts under any storage id; on one that gained it,
-    only under the newest: what lies under an older one may be on somebody's list of what to delete.
-    """
-    if s.previous is None:
-        return False
-    before, tasks = placement.placement_of(s.previous), []
-    for record in base.index.packs().values():
-        for backend_id in s.transfer.placement.primary(record.name):
-            place = s.transfer.places.get(backend_id)
-            if place is None:
-                return False
-            if backend_id not in before.primary(record.name):
-                place = place._replace(storage_ids=place.storage_ids[-1:])
-            tasks.append((record, has_copy([place], record)))
-    return not where_not(s, tasks)
-
-
 def _check_copies(new: Config) -> None:
     storing = sum(bool(b.storage) for b in new.backends)
     copies = max(placement.placement_of(new).copies, new.survives.copies + 1)
@@ -216,10 +196,13 @@ def _check_copies(new: Config) -> None:
         )
 
 
-def _moving(base: Agreed, old: Config, new: Config) -> Moving:
-    if new.prev_config is None or placement.is_same_mapping(old, new):
+def _moving(s: Session, base: Agreed, new: Config) -> Moving:
+    """What is still to move under `new`, which came out of a change of the base's config."""
+    if new.prev_config is None or placement.is_same_mapping(base.config, new):
         return Moving()
-    return placement.moving(placement.to_move(old, new, base.index.packs().values()))
+    previous = base.config if base.config.prev_config is None else s.previous
+    places = moves.Places(new, previous)
+    return placement.moving(p for p in base.index.packs().values() if places.receivers(p.name))
 
 
 # What must not be lost.
@@ -229,7 +212,9 @@ def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> None:
     """`UsageError` when a pack would be left without any copy that can be read."""
     if not wanted.leaves:
         return
-    packs = [p for p in base.index.packs().values() if wanted.leaves in s.transfer.home(p.name)]
+    packs = [
+        p for p in base.index.packs().values() if s.previous is not None or wanted.leaves in s.transfer.home(p.name)
+    ]  # while data move, anything may have come to lie anywhere
     s.listener(Phase("check"))
     alone = _without_copy(s, packs, wanted.leaves)
     if alone:
@@ -378,7 +363,7 @@ def _report(
     moving = moving or Moving()
     kept = [f"This takes the workspace's passphrase: {weaker}."] if weaker else []
     if moving.packs:
-        kept.append("What lies elsewhere now than it belongs is read where it was; nothing was deleted or moved yet.")
+        kept.append("What lies elsewhere now than it belongs is read where it was. To move it: metasync rebalance")
     if wanted.leaves and wanted.leaves not in {b.backend_id for b in new.backends}:
         kept.append(f"What {_leaving(old, wanted)} holds was left there; keep it until nothing is left to move.")
     return BackendChange(

@@ -17,7 +17,7 @@ from metasync.members.found import ID_BYTES
 from metasync.members.key_store import Opened
 from metasync.runtime.effects import Op, each
 from metasync.session.session import Agreed, Session
-from metasync.store import placement
+from metasync.store import moves, placement
 from metasync.store.index import PackRecord
 from metasync.transfer.copies import Place
 
@@ -89,6 +89,8 @@ def restarted(s: Session, old: Config, ended: State, lost: Collection[bytes]) ->
         )  # fmt: skip
     # The acceptors of the era before are found by it; what nobody has to move is settled with the next change.
     moving = (ended.index.generation, ended.index.hash)
+    if s.previous is not None:  # data moved when the era ended: they may lie where they were before that, too
+        config = moves.merged(s.previous, config, since=old)
     new.config = replace(config, prev_config=ended.config).tagged(MOVING_TAG, moving).check()
     return new
 

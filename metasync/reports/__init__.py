@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         Freed,
         GcReport,
         Moving,
+        RebalanceReport,
         RecoverReport,
+        Share,
         Status,
     )
     from metasync.reports.history import (
@@ -113,6 +115,7 @@ __all__ = [
     "PathChange",
     "PullReport",
     "PushReport",
+    "RebalanceReport",
     "RecoverReport",
     "RenameReport",
     "Renamed",
@@ -120,6 +123,7 @@ __all__ = [
     "RestoreReport",
     "RotationReport",
     "SettingsReport",
+    "Share",
     "ShowReport",
     "SkipReport",
     "Skipped",

@@ -133,6 +133,47 @@ class GcReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Copies of packs on one backend: how many, and their bytes together."""
+
+    backend: str
+    copies: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceReport:
+    """What became of the packs that are not where the backends of today want them.
+
+    version    as which it was agreed that all is moved, so that what is surplus may go; None when that was not, or is
+               agreed before
+    left       what is still to move, after this run; in a dry run before it
+    sent       copies that were stored and verified, by backend; in a dry run those that would be
+    freed      surplus copies that were deleted; in a dry run those that would be, by the mappings alone
+    waiting    backends that keep it from its end, and why
+    lost       packs of which no backend holds an intact copy
+    unfreed    backends where surplus copies may be left, and why
+    wiped      removed backends that were emptied, because that was asked for
+    """
+
+    dry_run: bool
+    version: int | None
+    fingerprint: str
+    left: Moving
+    sent: tuple[Share, ...] = ()
+    freed: tuple[Share, ...] = ()
+    waiting: tuple[tuple[str, str], ...] = ()
+    lost: tuple[bytes, ...] = ()
+    unfreed: tuple[tuple[str, str], ...] = ()
+    wiped: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is where it belongs, and nothing surplus is known to be left."""
+        return not (self.left.packs or self.waiting or self.lost or self.unfreed)
+
+
+@dataclass(frozen=True, slots=True)
 class RecoverReport:
     """A restart of the workspace, without backends that are lost for good or past a version that was ended.
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from metasync.objects.model import Entry
     from metasync.session.session import Agreed
     from metasync.store.index import Index
+    from metasync.transfer.copies import Transfer
 
 SILENT_S: Final = 1.0  # without an answer, and it is told who is waited for
 HEED_S: Final = 0.02  # between looks at whether there is news
@@ -168,11 +169,16 @@ def newest(s: Session, *, offline_ok: bool = False) -> Agreed:
         return newest_seen(s)
 
 
-def newer_index(s: Session, state: State) -> Index | None:
-    """The index of the newest state, where that is another one than this state's; None too where it cannot be had."""
+def newer_index(s: Session, state: State) -> tuple[Index, Transfer] | None:
+    """The index of the newest state, and its config's way to read packs, where one is another than this state's.
+
+    None too where they cannot be had.
+    """
     try:
         newest_one = ask_newest(s)
-        return s.load(newest_one).index if newest_one.index != state.index else None
+        if (newest_one.index, newest_one.config) == (state.index, state.config):
+            return None
+        return s.load(newest_one).index, s.transfer
     except MetaSyncError:
         return None
 

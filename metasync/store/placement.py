@@ -14,7 +14,7 @@ Everything is an integer: a float's logarithm differs in its last bit between C 
 on an order look for a pack where it is not. `docs/design/placement.md` has the formula and what was measured.
 
 A change of the config moves no pack by itself (consensus.md, rule 6.4): new packs go where the new config maps them,
-and readers try that first and the old places next. `to_move` lists the packs that only the old config maps rightly.
+and readers try that first and the old places next. `store.moves` tells where copies may lie meanwhile.
 """
 
 from __future__ import annotations
@@ -216,12 +216,6 @@ def is_same_mapping(old: Config, new: Config) -> bool:
     """Whether packs belong where they belonged."""
     before, after = placement_of(old), placement_of(new)
     return (before.targets, before.copies, before.partitions) == (after.targets, after.copies, after.partitions)
-
-
-def to_move(old: Config, new: Config, packs: Iterable[PackRecord]) -> list[PackRecord]:
-    """Those of `packs`, placed by `old`, of which `new` wants a copy somewhere else."""
-    before, after = placement_of(old), placement_of(new)
-    return [p for p in packs if not set(after.primary(p.name)) <= set(before.primary(p.name))]
 
 
 def survives(config: Config) -> str:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from metasync.errors import DamagedError
 from metasync.events import Notice
@@ -24,6 +24,21 @@ if TYPE_CHECKING:
     from metasync.reports.sync import PullReport, PushReport
 
 SYNC_ROUNDS_MAX: Final = 10
+
+
+class Lazy:
+    """A module that is loaded when something of it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = f"metasync.{name}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+def lazy(room: str, *names: str) -> Iterator[Lazy]:
+    """Modules of a room, each to be loaded when something of it is used."""
+    return (Lazy(f"{room}.{name}") for name in names)
 
 
 @contextlib.contextmanager
@@ -109,7 +124,7 @@ def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:
                 return bring_up(s, s.base(), newest, dry_run=dry_run, force=force)
             except DamagedError:  # a pack that is gone may lie elsewhere by a newer index (consensus.md, rule 6.2)
                 later = agreement.newest(s)
-                if later.state.index == newest.state.index:
+                if (later.state.index, later.state.config) == (newest.state.index, newest.state.config):
                     raise
                 finish(s)
                 newest = later

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         CheckProblem,
         CheckReport,
         Moving,
+        RebalanceReport,
         RecoverReport,
         Repaired,
+        Share,
     )
     from metasync.reports.sync import Trailing
     from metasync.terminal.style import Role
@@ -80,7 +82,8 @@ def moving(m: Moving) -> list[str]:
     """What a change of the backends left where it was."""
     if not m.packs:
         return []
-    return [f"Still to move: {count(m.packs, 'pack')}, {size(m.bytes)}; until then they are read where they are."]
+    left = f"{count(m.packs, 'pack')}, {size(m.bytes)}"
+    return [f"Still to move: {left}; they are read where they are. Next: metasync rebalance"]
 
 
 def trailing(items: Sequence[Trailing]) -> list[str]:
@@ -105,6 +108,30 @@ def backend_change(what: str, c: BackendChange) -> list[str]:
     if c.moving.packs:
         lines.append(f"Still to move{' then' * c.dry_run}: {count(c.moving.packs, 'pack')}, {size(c.moving.bytes)}.")
     return [*lines, *c.kept]
+
+
+def rebalance(r: RebalanceReport) -> list[str]:
+    """What was moved and freed, or would be; and what keeps it from its end."""
+    copied, deleted = ("Would copy", "Would delete") if r.dry_run else ("Copied", "Deleted")
+    lines = [f"{copied} {_share(x)} to {x.backend}." for x in r.sent]
+    lines += [f"{deleted} {_share(x)} from {x.backend}." for x in r.freed]
+    if r.dry_run:
+        return lines or ["Nothing to move: all is where it belongs."]
+    if r.version is not None:
+        lines.append(f"All is where it belongs, as of version {r.version} ({r.fingerprint}).")
+    elif r.is_whole and not lines:
+        lines.append("Nothing to move: all is where it belongs.")
+    lines += moving(r.left)
+    lines += [f"{name} keeps it from its end: {why.removeprefix(f'{name}: ')}" for name, why in r.waiting]
+    lines += [f"{name} may hold surplus copies still: {why.removeprefix(f'{name}: ')}" for name, why in r.unfreed]
+    lines += [f"Emptied {name}." for name in r.wiped]
+    if r.lost:
+        lines.append(alarm(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend: metasync check"))
+    return lines if r.is_whole or r.left.packs else [*lines, "Next: metasync rebalance"]
+
+
+def _share(x: Share) -> str:
+    return f"{count(x.copies, 'copy', 'copies')} ({size(x.bytes)})"
 
 
 def _before_and_after(before: str, after: str, *, would: bool) -> list[str]:

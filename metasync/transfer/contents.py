@@ -54,11 +54,11 @@ class Contents:
     runner: Runner
     at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] = field(default_factory=dict)
     along: dict[bytes, bytes] = field(default_factory=dict, kw_only=True)
-    newer: Callable[[], Index | None] = field(default=lambda: None, kw_only=True)
+    newer: Callable[[], tuple[Index, Transfer] | None] = field(default=lambda: None, kw_only=True)
     has_asked: bool = field(default=False, init=False)  # for a newer index
     may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
     has_begun: bool = field(default=False, init=False)
-    _later: Index | None = field(default=None, init=False)
+    _later: tuple[Index, Transfer] | None = field(default=None, init=False)
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
@@ -166,12 +166,12 @@ class Contents:
                             raise error
                         on_lost(gone, error)
                 want(i for i in missed if i not in gone)
-        if elsewhere and (index := self._newer_index()) is not None:
-            self.index, self._later = index, None
+        if elsewhere and (later := self._newer_index()) is not None:
+            (self.index, self.transfer), self._later = later, None
             self.fetch(elsewhere, deliver, neighbours=neighbours, on_lost=on_lost)
 
-    def _newer_index(self) -> Index | None:
-        """The newest index, where that is another one."""
+    def _newer_index(self) -> tuple[Index, Transfer] | None:
+        """The newest index, and where its packs lie by now, where one is another."""
         if not self.has_asked:
             self.has_asked, self._later = True, self.newer()
         return self._later

@@ -282,8 +282,12 @@ class Transfer:
         """
         if data is None:
             data = yield from self._whole(name, generation, size, holders)
-        if data is None:
-            return tuple(holders)
+        if data is None:  # a change of the backends may have moved it
+            others = [p.backend_id for p in self.read_order(name) if p.backend_id not in holders]
+            data = yield from self._whole(name, generation, size, others)
+            if data is None:
+                return tuple(holders)
+            holders = ()
         order = self.order(name)
         having = [p.name for p in order if p.backend_id in holders]
         waiting = [p for p in order if p.name not in having and p.name not in self.down]
@@ -306,6 +310,12 @@ class Transfer:
         places = [p for i in onto if (p := self.places.get(i)) is not None and p.name not in self.down]
         done = yield Gather({p.name: self._put_if_it_fits(p, cargo) for p in places})
         return tuple(p.backend_id for p in places if done[p.name])
+
+    def put_copy(self, place: Place, name: bytes, generation: int, data: bytes) -> Generator[Any, Any, bool]:
+        """Stores a copy under the newest storage id of a place. False: it could not, and is `down` from now on."""
+        if place.name in self.down:
+            return False
+        return (yield from self._put_if_it_fits(place, _Cargo(name, data, generation, Urgency.LATER)))
 
     def _whole(
         self, name: bytes, generation: int, size: int, holders: Sequence[bytes]

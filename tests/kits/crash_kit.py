@@ -237,6 +237,11 @@ def run_backend_role(directory: str, name: str, role: Literal["both", "storage"]
         return w.backend_set(name, role=role, passphrase=PASSPHRASE).version
 
 
+def run_rebalance(directory: str) -> bool:
+    with Workspace.open(directory) as w:
+        return w.rebalance().is_whole
+
+
 def run_sync(directory: str, message: str = "") -> int | None:
     with Workspace.open(directory) as w:
         return w.sync(message)[1].version
@@ -384,7 +389,7 @@ _SEAMS: dict[Any, tuple[str, ...]] = {disk.Disk: DISK_WRITES, LocalDb: ("_execut
 def _seams() -> None:
     from metasync.backends.folder import FolderBackend
 
-    _SEAMS[FolderBackend] = ("create", "put")
+    _SEAMS[FolderBackend] = ("create", "put", "delete")
 
 
 _seams()

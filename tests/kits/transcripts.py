@@ -52,6 +52,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
     (r"(?<=Stored )(\d+ packs?), [\d.]+ \w+,", r"\1, SIZE,"),
     (r"(Still to move.*: \d+ packs?), [\d.]+ \w+", r"\1, SIZE"),
+    (r"((?:Would copy|Copied|Would delete|Deleted) \d+ cop\w+) \([\d.]+ \w+\) (to|from) \w+", r"\1 (SIZE) \2 BACKEND"),
     (r"(\d+ packs?), [\d.]+ \w+(?=, (?:would be )?freed)", r"\1, SIZE"),
     (r'("bytes": )\d{3,}', r"\1SIZE"),
     (r'("unused_bytes": )\d+', r"\1SIZE"),

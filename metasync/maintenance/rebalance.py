@@ -1,0 +1,269 @@
+"""Moves packs to where the backends of today want them, and frees what is surplus then (`metasync rebalance`).
+
+Theory of operation (docs/design/moving.md). Three steps, each of which any device may begin, repeat and go on with:
+
+    move    every pack that a mapping which is still read places elsewhere is brought to all its places, and verified
+    trim    a version, agreed on top of the newest one, whose config names no earlier mapping any more
+    free    copies in storage ids that a trim has given up are deleted, each after all that count were verified
+
+Nothing is deleted before a trim is decided. Devices share the work without a word: each begins at a partition of its
+own, and finds what others have brought already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from metasync.config import Config
+from metasync.errors import WorkspaceError
+from metasync.events import Phase, Progress
+from metasync.maintenance import moved, surplus
+from metasync.maintenance.reconfigure import Wanted, change
+from metasync.reports.backends import RebalanceReport, Share
+from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
+from metasync.session import agreement, space
+from metasync.session.session import Agreed, Operations, Session
+from metasync.store import moves, placement
+from metasync.store.index import PackRecord
+from metasync.store.moves import Places
+from metasync.sync.operations import changing
+from metasync.transfer import late_copies
+from metasync.transfer.copies import Place
+from metasync.transfer.moving import Brought, bring
+
+NOTE_EVERY_S: Final = 1.0  # what was verified and not noted yet is verified again after a kill
+PHASE: Final = "move"
+
+
+class _ChangedError(Exception):
+    """Others changed the backends since the packs were verified."""
+
+
+@dataclass(eq=False)
+class Tally:
+    """What one run has done so far.
+
+    done       packs whose copies this process has verified, all of them, where `config` wants them
+    waiting    backends that a pack could not be brought to, and why
+    lost       packs that nobody has
+    """
+
+    config: Config | None = None
+    done: set[tuple[int, bytes]] = field(default_factory=set)
+    sent: Counter[str] = field(default_factory=Counter)
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    waiting: dict[str, str] = field(default_factory=dict)
+    lost: set[bytes] = field(default_factory=set)
+
+    def begin(self, config: Config) -> None:
+        """Goes on under this config: what was verified holds as long as packs belong where they did."""
+        was, self.config = self.config, config
+        if was is None or (was.backends, was.redundancy, was.mapping) != (
+            config.backends, config.redundancy, config.mapping
+        ):  # fmt: skip
+            self.done.clear()
+        self.waiting.clear()
+
+
+class Mover:
+    """Moves the packs of a state, by the config of today."""
+
+    def __init__(self, s: Session, tally: Tally, *, read_data: bool) -> None:
+        self.s = s
+        self.base: Agreed = agreement.newest(s)
+        if s.config.prev_config is not None and s.previous is None:
+            raise WorkspaceError(
+                "where packs were before the backends changed cannot be read: no backend gives the config of then",
+                next_step="Link the other backends, then run again.",
+            )
+        self.read_data = read_data
+        self.places = Places(s.config, s.previous)
+        self.names = {b.backend_id: b.name for b in s.config.backends}
+        stores = {b.backend_id for c in (s.config, s.previous) if c is not None for b in c.backends if b.storage}
+        self.knows_all = stores <= s.transfer.places.keys()
+        self.tally = tally
+        tally.begin(s.config)
+
+    def displaced(self) -> list[PackRecord]:
+        """The packs that may not be where they belong, the partitions in this device's own order."""
+        packs = [p for p in self.base.index.packs().values() if self.places.is_displaced(p.name)]
+        first = int.from_bytes(self.s.device.device_id, "big") % self.places.now.partitions
+
+        def turn(p: PackRecord) -> tuple[int, bytes]:
+            return (self.places.partition(p.name) - first) % self.places.now.partitions, p.name
+
+        return sorted(packs, key=turn)
+
+    def bring_all(self, packs: Sequence[PackRecord], *, note: bool) -> None:
+        """Brings these packs to their places. `note`: they are all of their partitions, to be noted when they are."""
+        s, total = self.s, sum(p.size for p in packs)
+        left = Counter(self.places.partition(p.name) for p in packs)
+        whole: list[int] = []
+        done_bytes, last = 0, s.runtime.clock()
+        try:
+            for record, brought in self._brought(packs):
+                done_bytes += record.size
+                self._count(record, brought)
+                if brought.verified or brought.is_lost:
+                    partition = self.places.partition(record.name)
+                    left[partition] -= 1
+                    whole += [partition] if not left[partition] and not brought.is_lost else []
+                s.listener(Progress(PHASE, done_bytes, total, "B"))
+                if note and whole and s.runtime.clock() - last >= NOTE_EVERY_S:
+                    moved.note(s, whole)
+                    whole, last = [], s.runtime.clock()
+        finally:
+            if note and whole:
+                moved.note(s, whole)
+
+    def _count(self, record: PackRecord, brought: Brought) -> None:
+        for name in brought.sent:
+            self.tally.sent[name] += 1
+            self.tally.sent_bytes[name] += record.size
+        if brought.is_lost:
+            self.tally.lost.add(record.name)
+        elif brought.verified:
+            self.tally.done.add((record.generation, record.name))
+        else:
+            self.tally.waiting.update(brought.lacking)
+
+    def _brought(self, packs: Iterable[PackRecord]) -> Iterator[tuple[PackRecord, Brought]]:
+        """What became of each pack, several at a time, in no order."""
+        s, todo = self.s, iter(packs)
+        running: dict[Future[Any], PackRecord] = {}
+        following: PackRecord | None = next(todo, None)
+        while running or following is not None:
+            held = sum(p.size for p in running.values())
+            while following is not None and len(running) < PACKS_ASKED_AT_ONCE:
+                if held and held + following.size > late_copies.AT_ONCE_BYTES:
+                    break
+                held += following.size
+                wanted, unlinked = self._wanted(following)
+                if unlinked:
+                    yield following, Brought(unlinked)
+                else:
+                    sources, how = self._sources(following), {"are_all": self.knows_all, "read_data": self.read_data}
+                    running[s.runtime.start(bring(s.transfer, following, wanted, sources, **how))] = following
+                following = next(todo, None)
+            for future in s.runtime.wait(running) if running else ():
+                yield running.pop(future), future.result()
+
+    def _wanted(self, record: PackRecord) -> tuple[list[Place], dict[str, str]]:
+        """The places of a pack, with the ids in which a copy counts; and those that this device has no way to."""
+        t, out, unlinked = self.s.transfer, [], {}
+        for backend_id in self.places.primary(record.name):
+            place = t.places.get(backend_id)
+            if place is None:
+                unlinked[self.names[backend_id]] = "not linked here"
+            else:
+                out.append(place._replace(storage_ids=self.places.ids(backend_id, record.name)[::-1]))
+        return out, unlinked
+
+    def _sources(self, record: PackRecord) -> list[Place]:
+        """Where to read a pack: where it was before, each in turn, then anywhere."""
+        t = self.s.transfer
+        had = [t.places[i] for i in self.places.had(record.name) if i in t.places]
+        at = record.name[-1] % len(had) if had else 0
+        return list(dict.fromkeys([*had[at:], *had[:at], *t.read_order(record.name)]))
+
+
+def rebalance(work: Operations, *, dry_run: bool = False, read_data: bool = False) -> RebalanceReport:
+    """Moves what is not where it belongs, has that agreed, and deletes what is surplus: see `Workspace.rebalance`.
+
+    The folder's lock is held for the trim alone: pushes go on while data move.
+    """
+    tally = Tally()
+    version: int | None = None
+    for _ in range(LOST_ROUNDS_MAX):
+        with work.session("rebalance") as s:
+            mover = Mover(s, tally, read_data=read_data)
+            if dry_run:
+                return _plan(mover)
+            if s.previous is None:
+                return _report(mover, version, surplus.free(mover))
+            _move(mover)
+            if tally.waiting:
+                return _report(mover, None)
+            verified = s.config
+        with changing(work, "rebalance", reopen=True) as s, contextlib.suppress(_ChangedError):
+            version = _trim(s, verified)
+    raise WorkspaceError(
+        f"others changed the backends {LOST_ROUNDS_MAX} times while data were moved; what was moved stays where it is",
+        next_step="Run again.",
+    )
+
+
+def _move(mover: Mover) -> None:
+    """Brings all that is displaced to its places, but for what this device has noted as verified."""
+    s, noted = mover.s, moved.load(mover.s)
+    packs = [p for p in mover.displaced() if mover.places.partition(p.name) not in noted]
+    s.listener(Phase(PHASE))
+    room = s.transfer.room
+    names = sorted({mover.names[i] for p in packs for i in mover.places.primary(p.name)} & set(s.names.values()))
+    for name, told in space.ask(s.runtime.run, [n for n in names if n not in s.transfer.down]).items():
+        if told.free_bytes is not None:
+            room.told(name, told.free_bytes)
+    mover.bring_all(packs, note=True)
+    late_copies.note(s.db, (), drop=mover.tally.done)
+    if mover.tally.lost:  # or a collection of garbage has dropped them meanwhile
+        mover.tally.lost &= {p.name for p in agreement.newest(s).index.packs().values()}
+
+
+def _trim(s: Session, verified: Config) -> int | None:
+    """Has it agreed that all is moved. -> the version. `_ChangedError`: the backends are others by now.
+
+    What was pushed since the packs were verified lies where the config wants it: whoever pushes has made sure of that
+    on the same config.
+    """
+
+    def make(config: Config) -> Config:
+        if config != verified:
+            raise _ChangedError
+        return moves.trimmed(config)
+
+    return change(s, Wanted("", make)).version
+
+
+def _plan(mover: Mover) -> RebalanceReport:
+    """What would be moved and freed, by the mappings alone: no backend is asked."""
+    names = {**{i: n.partition("~")[0] for i, n in mover.s.former.items()}, **mover.names}
+    noted = moved.load(mover.s)
+    packs = mover.displaced()
+    left = [p for p in packs if mover.places.receivers(p.name) and mover.places.partition(p.name) not in noted]
+    sent = _shares(left, lambda p: [names.get(i, i.hex()) for i in mover.places.receivers(p.name)])
+    freed = _shares(packs, lambda p: [mover.names[i] for i in mover.places.givers(p.name) if i in mover.names])
+    state = mover.base.state
+    return RebalanceReport(True, None, state.fingerprint, placement.moving(left), sent, freed)
+
+
+def _shares(packs: Iterable[PackRecord], where: Callable[[PackRecord], Iterable[str]]) -> tuple[Share, ...]:
+    copies: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for p in packs:
+        for name in where(p):
+            copies[name] += 1
+            size[name] += p.size
+    return tuple(Share(name, n, size[name]) for name, n in sorted(copies.items()))
+
+
+def _report(mover: Mover, version: int | None, freed: surplus.Freed | None = None) -> RebalanceReport:
+    s, noted = mover.s, moved.load(mover.s)
+    packs = [] if freed is not None else [p for p in mover.displaced() if mover.places.receivers(p.name)]
+    done, tally = mover.tally.done, mover.tally
+    left = [p for p in packs if (p.generation, p.name) not in done and mover.places.partition(p.name) not in noted]
+    return RebalanceReport(
+        dry_run=False,
+        version=version,
+        fingerprint=s.newest_state().fingerprint,
+        left=placement.moving(left),
+        sent=tuple(Share(name, n, tally.sent_bytes[name]) for name, n in sorted(tally.sent.items())),
+        freed=freed.shares() if freed is not None else (),
+        waiting=tuple(sorted(tally.waiting.items())),
+        lost=tuple(sorted(tally.lost)),
+        unfreed=tuple(sorted(freed.failed.items())) if freed is not None else (),
+    )
