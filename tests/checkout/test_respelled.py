@@ -12,6 +12,7 @@ from disks_kit import Mac
 from workdir import DIR, Dir, Workspace, entries, read
 
 from metasync.checkout.checkout import Applied, Change, Checkout
+from metasync.checkout.staging import may_come_whole
 from metasync.worktree.index import load_rows
 from metasync.worktree.names import Fold, Rules
 
@@ -90,3 +91,10 @@ def test_a_file_that_the_user_changed_is_no_directory_under_another_name(mac: Wo
     assert [note.path for note in outcome.kept] == [b"docs"]
     assert mac.at(b"docs").read_bytes() == b"the user's"
     assert set(read(mac.root)) == {b"docs"}
+
+
+def test_no_directory_comes_whole_where_names_have_twins(mac: Workspace) -> None:
+    """Each name in it is looked at by itself: it may be another spelling of one that is here."""
+    assert not may_come_whole(mac.tree)
+    mac.tree.rules = Rules()
+    assert may_come_whole(mac.tree)
