@@ -184,3 +184,25 @@ def test_entries_on_the_most_common_base_count_if_enough_show_it() -> None:
     shown = {b"a": on(b"x"), b"b": on(b"y"), b"c": on(b"x")}
     assert learner._agreeing(shown, 2).keys() == {b"a", b"c"}
     assert learner._agreeing(shown, 3) == {}
+
+
+@pytest.mark.parametrize(("others", "n", "same", "away", "certain"), [
+    ("", 1, False, "e", True),
+    ("d", 1, False, "e", True),
+    ("cd", 1, False, "", True),
+    ("cd", 1, False, "e", False),  # e may have been the third
+    ("cd", 3, False, "e", True),  # above a decided round honest devices propose its value alone
+    ("cd", 1, True, "e", True),
+])  # fmt: skip
+def test_a_decided_value_is_certain_if_no_other_one_can_have_been_decided_in_a_lower_round(
+    others: str, n: int, same: bool, away: str, certain: bool
+) -> None:
+    """Rule 8.2: of five, a, b and c voted for x in round 2; others, c among them, for y in another one."""
+    logs = Logs("abcde")
+    y = logs.x if same else logs.proposer.lie(logs.base, b"y...")
+    votes = [(n, others, y), (2, "abc", logs.x)]
+    for rnd, names, value in sorted(votes, key=lambda vote: vote[0]):
+        logs.prepare("abcde" if rnd == 1 else names, rnd)
+        logs.accept(names, rnd, value)
+    logs.world.down = {*away}
+    assert looked(logs).is_certain(logs.x) is certain

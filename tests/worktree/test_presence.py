@@ -5,6 +5,7 @@ A directory may tell names apart though its file system does not (ext4, NTFS): t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,21 @@ def test_the_row_that_tells_what_a_listed_name_is_lies_beside_it(at: Any) -> Non
     others = {b"d/%d" % n: b"" for n in range(20)}
     work = at(Mac(), {b"d": DIR, b"d/README": b"1", **others}, (b"README", b"d/readme", *others))
     assert not Presence(work.tree, work.db).is_shadowed(b"d/readme")
+
+
+class OwnInodes(Mac):
+    """Each spelling of a name has an inode of its own, as on FAT by FUSE."""
+
+    def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
+        st = super().lstat(name, dir_fd)
+        if os.fsdecode(name) in os.listdir(dir_fd):
+            return st
+        return os.stat_result((st.st_mode, st.st_ino + 1000, *st[2:]))
+
+
+def test_a_file_that_the_user_respelled_is_renamed_whatever_its_inode(at: Any) -> None:
+    work = at(OwnInodes(), {b"readme": b"1"})
+    work.base = dict(work.scan_past().tree)
+    work.at(b"readme").rename(work.at(b"README"))
+    found = work.scan()
+    assert (set(found.tree), found.deleted) == ({b"README"}, [b"readme"])
