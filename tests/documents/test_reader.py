@@ -24,6 +24,7 @@ from racing_kit import URLS, crowd, race
 from workspace_kit import CHEAP, PASSPHRASE, Lab, Node, flip, tree_of, write
 
 from metasync.objects.model import ObjectKind
+from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 
 READER = Path(__file__).parents[2] / "docs" / "reference" / "reader.py"
@@ -160,6 +161,21 @@ def test_every_version(lab: Lab, run: Run, tmp_path: Path, encrypted: bool) -> N
     for missing in ALL:
         names = [name for name in ALL if name != missing]
         assert restored(run, dest, *stores(lab, *names), "--unproven", code=EITHER) == trees[-1]
+
+
+def test_a_history_with_a_gap(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """Versions that were dropped are passed over, and told; those before them that have a name can be restored."""
+    laptop = lab.init(lab.urls(*ALL))
+    trees = fill(lab.root / "laptop", laptop)
+    laptop.tag("1", "first")
+    laptop.gc(Keep(last=1))
+    laptop.close()
+    history = run(*stores(lab), "--history")
+    assert [line.split("\t")[0] for line in history.out.splitlines()] == ["3", "1"]
+    assert "versions 2 to 2 were dropped on purpose" in history.err
+    assert restored(run, tmp_path / "one", *stores(lab), "--version", "1") == trees[0]
+    assert restored(run, tmp_path / "three", *stores(lab)) == trees[2]
+    assert run(*stores(lab), "--version", "2", "--restore", tmp_path / "two").code != 0
 
 
 def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Path) -> None:
