@@ -153,7 +153,6 @@ class RebalanceReport:
     waiting    backends that keep it from its end, and why
     lost       packs of which no backend holds an intact copy
     unfreed    backends where surplus copies may be left, and why
-    wiped      removed backends that were emptied, because that was asked for
     """
 
     dry_run: bool
@@ -165,7 +164,6 @@ class RebalanceReport:
     waiting: tuple[tuple[str, str], ...] = ()
     lost: tuple[bytes, ...] = ()
     unfreed: tuple[tuple[str, str], ...] = ()
-    wiped: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:

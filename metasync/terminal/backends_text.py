@@ -124,7 +124,6 @@ def rebalance(r: RebalanceReport) -> list[str]:
     lines += moving(r.left)
     lines += [f"{name} keeps it from its end: {why.removeprefix(f'{name}: ')}" for name, why in r.waiting]
     lines += [f"{name} may hold surplus copies still: {why.removeprefix(f'{name}: ')}" for name, why in r.unfreed]
-    lines += [f"Emptied {name}." for name in r.wiped]
     if r.lost:
         lines.append(alarm(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend: metasync check"))
     return lines if r.is_whole or r.left.packs else [*lines, "Next: metasync rebalance"]

@@ -10,13 +10,16 @@ from crash_kit import DEAD, NAME, Child, die_at_call, quiet_environment, run_clo
 from effort import few_and_many
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
+from metasync.config import Config
 from metasync.consensus import Change
 from metasync.errors import UnreachableError, UsageError, WeakeningError
+from metasync.maintenance import rebalance as rebalancing
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import RebalanceReport
 from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.store.moves import Places
+from metasync.store.retention import Keep
 from metasync.testing.quota import Quota
 from metasync.workspace import Workspace
 
@@ -363,6 +366,34 @@ def test_others_change_the_backends_between_verifying_and_the_trim(lab: Lab, mon
     assert report.is_whole
     all_is_in_place(lab, w)
     readable_without_any(lab, w)
+
+
+def test_old_versions_are_collected_while_data_move(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs that are on their way are dropped by another device, before the move and in the middle of it."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    fill(w)
+    write(w.directory, {f"dir{n % 3}/file{n}": f"again {n}".encode() * 300 for n in range(PUSHES)})
+    w.push()
+    desktop = lab.clone(lab.urls("a", "b", "c"))
+    add(lab, w, "d")
+    desktop.pull()
+    desktop.link("d", lab.url("d"))
+    real, waiting = rebalancing._trim, [True]
+
+    def trim(s: Session, verified: Config) -> int | None:
+        if waiting:
+            waiting.clear()
+            desktop.gc(Keep(last=1))
+        return real(s, verified)
+
+    monkeypatch.setattr(rebalancing, "_trim", trim)
+    report = w.rebalance()
+    assert not waiting
+    assert report.is_whole, report
+    desktop.gc(Keep(last=1))
+    with w._session("test") as s:
+        assert len(agreement.newest(s).index.packs()) < PUSHES, "old versions went"
+    all_is_in_place(lab, w)
 
 
 def test_a_restart_in_the_middle_of_a_move(lab: Lab) -> None:
