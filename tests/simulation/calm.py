@@ -38,7 +38,8 @@ class Calm:
         clients = [c for c in left if not c.agreed.is_excluded(c, revoked=False)]
         began = self.play.world.now
         self._recover(actor, clients)
-        self._oust(actor, clients)
+        for work in (self._skip, self._oust) if self.play.plan.seed % 2 else (self._oust, self._skip):
+            work(actor, clients)
         clients = [c for c in clients if not c.revoked]
         for number in range(CALM_ROUNDS):
             for client in clients:
@@ -71,10 +72,10 @@ class Calm:
         clients[0].close()
 
     def _recover(self, actor: Actor, clients: Sequence[Client]) -> None:
-        """Where a majority is lost for good, and no command has come to the end of a recovery yet, one does."""
+        """Where a majority is lost for good, or a version was ended, and no recovery came to its end yet, one does."""
         assert self.play.witness is not None
         counts = self.play.world.counts
-        if not any(s.gone for s in self.play.stores.values()) or counts["recovered"]:
+        if counts["recovered"] or (not any(s.gone for s in self.play.stores.values()) and not self._is_ended()):
             return
         for client in clients[:2]:
             client.opened(actor)
@@ -83,6 +84,26 @@ class Calm:
             if counts["recovered"] or (counts["era begun"] and op.outcome == "ok"):
                 return
         raise Violation(f"after all faults, {op.client}'s recover ended with {op.outcome}: {op.error}")
+
+    def _is_ended(self) -> bool:
+        """Whether the insider ended the version that is open."""
+        play = self.play
+        assert play.witness is not None
+        return play.insider is not None and play.witness.newest.v + 1 in play.insider.ended
+
+    def _skip(self, actor: Actor, clients: Sequence[Client]) -> None:
+        """What the insider made that cannot be read is passed over; in the second try at the latest, as below."""
+        told = ""
+        for client in [c for c in clients if not c.revoked for _ in range(2)]:
+            if client.agreed.unreadable() is None:
+                return
+            client.opened(actor)
+            client.link(actor, client.rng())
+            op = client.operate(actor, Step("skip", 0), client.rng())
+            told = f"{client.name} is told {op.outcome}: {op.error}"
+            client.close()
+        if clients and clients[0].agreed.unreadable() is not None:
+            raise Violation(f"after all faults, nobody can skip what cannot be read: {told}")
 
     def _oust(self, actor: Actor, clients: Sequence[Client]) -> None:
         """The insider is revoked; in the second try at the latest, for the first may meet what was left in doubt."""

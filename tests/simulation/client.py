@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from metasync.consensus import JOURNAL_KEY, decode_journal, decode_state
 from metasync.errors import (
@@ -24,6 +24,7 @@ from metasync.errors import (
 from metasync.local.state_keys import EVIDENCE_KEY
 from metasync.session.folder import BASE_KEY
 from metasync.workspace import Workspace
+from simulation.agreed import Agreed
 from simulation.db import Tables, copied
 from simulation.disk import Volume
 from simulation.founding import NAME
@@ -32,6 +33,8 @@ from simulation.network import Lines, Store
 from simulation.plan import ClientPlan, Step
 from simulation.user import User, tree_of
 from simulation.world import Actor, Boot, Crashed, Violation, World
+
+SKIP_SHARE: Final = 0.3  # of those who are told that a version cannot be read, and skip it then
 
 
 @dataclass(eq=False)
@@ -111,8 +114,10 @@ class Client:
         elif step.kind == "reopen":
             self.close()
         else:
-            self.operate(actor, step, rng)
+            op = self.operate(actor, step, rng)
             self.link(actor, rng)
+            if op.outcome == "UnreadableError" and rng.random() < SKIP_SHARE:
+                self.operate(actor, Step("skip", rng.getrandbits(32)), rng)
 
     def link(self, actor: Actor, rng: random.Random) -> None:
         """The user tells this device the ways to backends that others added."""
@@ -336,63 +341,6 @@ def _clone(w: Workspace, op: Operation, step: Step) -> None:
     op.version = None if report.problem else report.version
 
 
-class Agreed:
-    """What a user knows who changes backends or devices; the simulation puts its own in the place of this.
-
-    `forks`: backends do more than this mode of agreement bears.
-    """
-
-    forks = False
-
-    def is_excluded(self, client: Client, revoked: bool) -> bool:
-        """Whether a device was revoked; if not, whether the keys changed before it was agreed."""
-        return False
-
-    def spare(self, number: int) -> str | None:
-        """The name of a store that takes no part."""
-        return None
-
-    def may_leave(self, name: str) -> bool:
-        """Whether a backend may be taken out, or out of the vote, within the budget of faults."""
-        return False
-
-    def changing(self, by: int) -> None:
-        """A change of the backends begins (1), or has ended (-1)."""
-
-    def left(self, name: str) -> None:
-        """A backend was removed."""
-
-    def device(self, number: int) -> bytes:
-        """The id of a device."""
-        return bytes(16)
-
-    def revoking(self, client: str) -> None:
-        """A device's revocation begins."""
-
-    def shut_out(self, device_id: bytes, version: int) -> None:
-        """A device's revocation is complete."""
-
-    def insider(self) -> bytes | None:
-        """The id of the device that keeps no rule, while it is not revoked."""
-        return None
-
-    def lost(self, w: Workspace) -> list[str]:
-        """The agreed backends that are lost for good."""
-        return []
-
-    def may_stop(self) -> bool:
-        """Whether a device may have written a second value in another's round, and a backend be away that tells."""
-        return False
-
-    def floors(self) -> Collection[int]:
-        """The versions below which logs may be deleted by now."""
-        return ()
-
-    def store_of(self, w: Workspace, name: str) -> str | None:
-        """The store that an agreed backend is."""
-        return None
-
-
 def _unlinked(w: Workspace) -> list[str]:
     c = w._connections
     return sorted(c.agreed_names - c.links.keys())
@@ -450,6 +398,16 @@ def _recover(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
     if without := agreed.lost(w):
         op.version = w.recover(without, PASSPHRASE, confirm=NAME).version
         op.notes.append("recovered")
+    elif (device_id := agreed.ender()) is not None:
+        op.version = w.recover([], PASSPHRASE, revoke=[device_id.hex()], confirm=NAME, kdf=CHEAP).version
+        op.notes += ["recovered", "recovered without a device"]
+
+
+def _skip(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    if (version := agreed.unreadable()) is not None:
+        op.version = w.skip(version, PASSPHRASE).version
+        op.pushed = True
+        op.notes.append("skipped")
 
 
 def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
@@ -476,6 +434,7 @@ CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
     "revoke": _revoke,
     "oust": _oust,
     "recover": _recover,
+    "skip": _skip,
 }
 """Steps that change who takes part. They may be refused."""
 

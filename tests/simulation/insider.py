@@ -10,8 +10,16 @@ a device can make: entries and blocks, heads; to delete is a provider's business
     void       a value that the rules or the policy forbid, in a round that it prepares
     version    a value that is in order, in a round that it prepares: an empty version of its own
     late       the same in an agreed version: in scenarios only
+    alone      a config in which one backend votes alone: in scenarios only
     head       a head of a version far away, or of one that nobody agreed
     claim      a PREPARE that claims entries of other backends which never stood there
+    apart      entries of a version on a state that was not decided before it
+    hint       hints of such a state, on a minority of the backends
+    floor      floors of such a state, the same
+    garbage    bytes that are no entry in the next place of a version's logs, on a minority of the backends
+    last       a PREPARE of the last round there is, the same
+    unread     a version of its own whose snapshot, or whose index, is nowhere
+    end        one of the two before where it ends a version: on all but a minority of them
 
 No seed draws a vote on an agreed version in a round that a quorum promised: what that does to a device which cannot
 reach one backend is known (consensus.md, rule 8.2).
@@ -21,6 +29,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -29,19 +38,34 @@ from kits.forger_kit import NOBODY, Forger
 from metasync.config import CHANGED_TAG, NO_LIMIT, Config, Form, RedundancyClass, Replicate
 from metasync.consensus.hints import AHEAD_MAX
 from metasync.consensus.objects import seal_object
-from metasync.consensus.records.entry import CLAIM_BYTES_MAX, Claim, Head, Kind, Round, head_path, seal_head
+from metasync.consensus.records.entry import (
+    CLAIM_BYTES_MAX,
+    Claim,
+    Entry,
+    Head,
+    Kind,
+    Round,
+    covering,
+    floor_path,
+    head_path,
+    hint_path,
+    seal_floor,
+    seal_head,
+    seal_hint,
+)
+from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.consensus.records.state import ZERO_ID, Change, State, successor
+from metasync.errors import MetaSyncError
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DeviceIdentity
 from metasync.keys.keyring import WorkspaceKeys, open_keys
 from simulation.machine import Secret
 from simulation.network import Store
-from simulation.plan import Strike
+from simulation.plan import INSIDER, MINORITY, Strike
 from simulation.witness import Witness
 from simulation.world import World
 
 FAR: Final = 1 << 31  # a round above all others
-NAME: Final = "insider"  # of its client
 
 
 class Shelf:
@@ -59,7 +83,7 @@ class Shelf:
 
     def __setitem__(self, path: str, data: bytes) -> None:
         self.store.objects[self._root + path] = data
-        self.store.writers[self._root + path] = NAME
+        self.store.writers[self._root + path] = INSIDER
         self.store.landed(self.store, self._root + path, data)
 
 
@@ -95,6 +119,10 @@ class Insider:
         self._witness = witness
         self._keys, self._device, self._certificate = secret
         self._rng = random.Random()
+        self.ended: set[int] = set()  # versions
+        self.nowhere: set[bytes] = set()  # hashes of snapshots and indexes
+        self._few: list[bytes] = []  # acceptors, which it takes away from the others
+        self._lies: dict[int, State] = {}  # by version, of what it last made up there
         witness.liars.add(self._device.device_id)
 
     @property
@@ -112,9 +140,7 @@ class Insider:
             return
         base = witness.chain[v - 1]
         keys = self._keys
-        if base.epoch not in dict(keys.epoch_keys):
-            if keys.encrypted:
-                return  # names that it cannot even compute
+        if base.epoch not in dict(keys.epoch_keys) and not keys.encrypted:
             keys = open_keys(keys.ns_id, base.epoch)
         grip = Grip(keys, self._device, witness.config_of(base), witness.stores, rng)
         names = sorted(grip.stores)
@@ -123,8 +149,20 @@ class Insider:
         self._world.trace("insider", strike.kind, v)
         self._world.count(f"insider: {strike.kind}")
         forger = Forger(grip, grip, 0, rng.randbytes(16))
+        if strike.kind in MINORITY:
+            names = self._minority(grip, names, witness.config_of(base))
+            if not names:
+                return
         some = [names[n] for n in strike.on] or rng.sample(names, rng.randint(1, len(names)))
-        _STRIKES[strike.kind](self, forger, base, some)
+        with suppress(MetaSyncError):  # names that it cannot even compute
+            _STRIKES[strike.kind](self, forger, base, some)
+
+    def _minority(self, grip: Grip, names: Sequence[str], config: Config) -> list[str]:
+        """So many backends as may be away, always the same ones."""
+        most = config.n - config.quorum
+        acceptors = sorted(map(grip.acceptor_of, names), key=lambda a: a not in self._few)
+        self._few += [a for a in acceptors[:most] if a not in self._few]
+        return [name for name in names if grip.acceptor_of(name) in acceptors[:most]]
 
     # what it writes
 
@@ -145,6 +183,12 @@ class Insider:
         if lie:
             self._witness.stolen.add(change.op_id)
         return successor(base, change, skip=self._witness.skip_of(base), writer=forger.incarnation)
+
+    def _other(self, forger: Forger, base: State) -> State:
+        """A state that was not decided in the place of this one: what it once proposed there, or a new one."""
+        if base.v not in self._lies:
+            self._lies[base.v] = self._value(forger, self._witness.chain[base.v - 1], lie=True)
+        return self._lies[base.v]
 
     def _number(self) -> int:
         return self._rng.choice((1, 2, 3, 5, 40, 1 << 20, FAR))
@@ -226,15 +270,20 @@ class Insider:
         """A config that the policy, or the step to it, forbids."""
         config = self._witness.config_of(base).tagged(CHANGED_TAG, (base.v + 1, base.config))
         first, rest = config.backends[0], config.backends[1:]
-        alone = replace(config, backends=(first, *(replace(b, acceptor=None) for b in rest)), f=0, mode="crash")
         return self._rng.choice(
             (
                 replace(config, redundancy=(RedundancyClass(NO_LIMIT, Replicate(1)),)),
                 replace(config, backends=(replace(first, identity=self._rng.randbytes(32)), *rest)),
-                alone,
+                self._lonely_config(base),
                 replace(config, encrypted=not config.encrypted),
             )
         ).encode()
+
+    def _lonely_config(self, base: State) -> Config:
+        """One backend of those that vote does so alone."""
+        config = self._witness.config_of(base).tagged(CHANGED_TAG, (base.v + 1, base.config))
+        first, rest = config.backends[0], config.backends[1:]
+        return replace(config, backends=(first, *(replace(b, acceptor=None) for b in rest)), f=0, mode="crash")
 
     def _weaker_devices(self, base: State) -> bytes:
         """A device set without the others, or that the admin key did not sign."""
@@ -254,8 +303,73 @@ class Insider:
         if base is self._witness.newest:
             self._propose(forger, base, self._value(forger, base, lie=False))
 
+    def _unread(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        if base is not self._witness.newest:
+            return
+        value, digest = self._value(forger, base, lie=False), self._rng.randbytes(32)
+        if self._rng.random() < 0.5:
+            value = replace(value, master=digest)
+        else:
+            value = replace(value, index=value.index._replace(hash=digest))
+        self.nowhere.add(digest)
+        self._propose(forger, base, value)
+
     def _late(self, forger: Forger, base: State, some: Sequence[str]) -> None:
-        self._propose(forger, base, self._value(forger, base, lie=True))
+        self._lies[base.v + 1] = self._value(forger, base, lie=True)
+        self._propose(forger, base, self._lies[base.v + 1])
+
+    def _alone(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        config, data = self._sealed(forger, base, self._lonely_config(base).encode())
+        self._propose(forger, base, replace(self._value(forger, base, lie=True), config=config), config=data)
+
+    def _apart(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        if base.v:
+            other = self._other(forger, base)
+            self._tell(forger, other, some, Kind.PREPARE, forger.round(self._number()))
+
+    def _told(self, forger: Forger, base: State, name: str) -> Entry:
+        """Says, outside any log, that such a state was decided after `base`."""
+        lie = self._value(forger, base, lie=True)
+        return Entry(
+            acceptor_id=forger.ws.acceptor_of(name), v=lie.v, idx=0, prev_entry=bytes(32), base=base, kind=Kind.DECIDED,
+            round=NOBODY, value=lie, entry_id=self._rng.randbytes(16), device_id=self.device_id,
+            certificate=self._certificate.encode() if base.v == 0 else b"",
+        )  # fmt: skip
+
+    def _hint(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        for name in some:
+            entry, random = self._told(forger, base, name), self._rng.randbytes(32)
+            data = seal_hint(forger.ws.keys, entry, self._device.sign_private, random)
+            forger.world.stores[name][hint_path(entry.acceptor_id)] = data
+
+    def _floor(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        """A floor that covers this version, or none that is made up can."""
+        for name in some:
+            entry, random = self._told(forger, base, name), self._rng.randbytes(32)
+            floor = floor_path(entry.acceptor_id, covering(max(base.v - self._rng.randint(0, 8), 0)))
+            if entry.v >= int(floor.rpartition("/")[2]) and floor not in forger.world.stores[name]:
+                data = seal_floor(forger.ws.keys, entry, self._device.sign_private, random)
+                forger.world.stores[name][floor] = data
+
+    def _garbage(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        for name in some:
+            idx, shelf = 0, forger.world.stores[name]
+            while (path := forger.place(base, name, idx)) in shelf:
+                idx += 1
+            shelf[path] = self._rng.randbytes(self._rng.choice((0, 7, 1024)))
+
+    def _last(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        self._tell(forger, base, some, Kind.PREPARE, forger.round(ROUND_MAX))
+
+    def _end(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        """It ends a version on so many that the others are no quorum."""
+        names = sorted(forger.world.stores)
+        config = self._witness.config_of(base)
+        least = config.n - config.quorum + 1
+        if len(names) >= least and base is self._witness.newest:
+            hit = self._rng.sample(names, self._rng.randint(least, len(names)))
+            self._rng.choice((self._garbage, self._last))(forger, base, hit)
+            self.ended.add(base.v + 1)
 
     def _head(self, forger: Forger, base: State, some: Sequence[str]) -> None:
         far = self._rng.choice((base.v, base.v + 1, base.v + AHEAD_MAX + 2, 1 << 62))
@@ -273,7 +387,15 @@ _STRIKES: Mapping[str, Callable[[Insider, Forger, State, Sequence[str]], None]] 
     "prepare": Insider._prepare,
     "void": Insider._void,
     "version": Insider._version,
+    "unread": Insider._unread,
     "late": Insider._late,
+    "alone": Insider._alone,
     "head": Insider._head,
     "claim": Insider._claim,
+    "apart": Insider._apart,
+    "hint": Insider._hint,
+    "floor": Insider._floor,
+    "garbage": Insider._garbage,
+    "last": Insider._last,
+    "end": Insider._end,
 }

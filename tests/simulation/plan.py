@@ -12,12 +12,20 @@ from typing import Final
 
 from simulation.lies import LIES
 
-PUSHES_LEAST: Final = 30
+PUSHES_LONG: Final = 30  # at least, in a long plan
+PUSHES_SHORT: Final = 10  # in a short one, whose faults come as many times faster
+SHORT_SHARE: Final = 0.8  # of seeds; floors take long ones
+SPAN_S: Final = 120.0  # in which faults begin, in a long plan
 CLIENTS_LEAST: Final = 3
 FAULTS_LEAST: Final = 5
 BEYOND_SHARE: Final = 0.06  # of seeds, which check that lies are named instead of all else
 DAY_S: Final = 86_400.0
-STRIKES: Final = ("decided", "accept", "contrary", "prepare", "void", "version", "head", "claim")  # of an insider
+INSIDER: Final = "insider"  # the name of its client
+STRIKES: Final = (  # of an insider
+    "decided", "accept", "contrary", "prepare", "void", "version", "head", "claim",
+    "apart", "hint", "floor", "garbage", "last", "unread",
+)  # fmt: skip
+MINORITY: Final = ("hint", "floor", "garbage", "last")  # which stop others where more backends have them
 SHARES: Final = {
     "liars": 0.25,
     "blocks": 0.25,
@@ -27,8 +35,18 @@ SHARES: Final = {
     "suspend": 0.3,
     "insider": 0.3,
     "eras": 0.12,
+    "ended": 0.06,
 }
-APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors", "insider", "eras")  # not beyond the budget
+APART: Final = (
+    "liars",
+    "blocks",
+    "reconfig",
+    "rotation",
+    "floors",
+    "insider",
+    "eras",
+    "ended",
+)  # not beyond the budget
 
 BESIDE_ERAS: Final = (  # what a seed may have whose majority of backends is lost: so every pack has all its copies
     "lossy", "late", "duplicates", "busy", "slow", "pounce", "crash", "power", "long sleep", "agitation",
@@ -39,7 +57,7 @@ FEATURES: Final = (
     "outages", "lossy", "late", "duplicates", "busy", "corrupt", "full", "cut off", "wipe", "slow",
     "pounce", "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times",
     "folding", "liars", "blocks", "reconfig", "rotation", "floors", "suspend",
-    "insider", "eras",
+    "insider", "eras", "ended",
 )  # fmt: skip
 
 
@@ -196,6 +214,10 @@ def make_plan(seed: int) -> Plan:
     if "eras" in drawn:
         backends = rng.choice((3, 3, 4, 5))
         drawn &= set(BESIDE_ERAS)
+    elif "ended" in drawn:
+        drawn = drawn & set(BESIDE_ERAS) | {"insider", "ended"}
+    whole = "insider" in drawn and rng.random() < 0.5  # then the insider may take backends away
+    drawn -= {"wipe", "rotation", "liars"} if whole else set()
     blocks = tuple(sorted(rng.sample(range(backends), rng.randint(1, backends)))) if "blocks" in drawn else ()
     if blocks:
         drawn -= {"restore"}
@@ -204,7 +226,8 @@ def make_plan(seed: int) -> Plan:
     features = tuple(f for f in FEATURES if f in drawn)
     count = rng.choice((3, 3, 3, 4))
     names = [f"c{n}" for n in range(count)]
-    pushes = _shares(rng, max(PUSHES_LEAST, rng.choice((30, 33))), count)
+    length = PUSHES_SHORT / PUSHES_LONG if rng.random() < SHORT_SHARE and "floors" not in drawn else 1.0
+    pushes = _shares(rng, round(length * rng.choice((PUSHES_LONG, PUSHES_LONG + 3))), count)
     if "floors" in drawn:
         pushes = [6] * (count - 1) + [max(18, 34 - 6 * count)]
     clients = [_client(rng, name, features, n) for name, n in zip(names, pushes, strict=True)]
@@ -218,10 +241,11 @@ def make_plan(seed: int) -> Plan:
     if "floors" in drawn:
         clients[0] = _with_sleeps(rng, clients[0], (0.3,), (150, 400))
         clients[count - 1] = _with_sleeps(rng, clients[count - 1], (0.6, 0.75, 0.9), (31, 40))
-    faults = _faults(rng, features, backends, [c.name for c in clients])
-    pounces = _pounces(rng, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
+    faults = _faults(rng, features, backends, [c.name for c in clients], length)
+    pounces = _pounces(rng, length, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
+    pounces = tuple(p for p in pounces if p.kind != "wipe" or not whole)
     if beyond:
-        faults += [_lie(rng, backends, [c.name for c in clients]) for _ in range(rng.randint(1, 2))]
+        faults += [_lie(rng, backends, [c.name for c in clients], length) for _ in range(rng.randint(1, 2))]
     liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
     if "liars" in drawn:
         kinds = tuple(rng.sample(LIES, rng.randint(1, len(LIES))))
@@ -231,11 +255,13 @@ def make_plan(seed: int) -> Plan:
                 bft="liars" in drawn or (not blocks and backends in (4, 6) and rng.random() < 0.5),
                 liars=liars, blocks=blocks, floors="floors" in drawn, encrypted=rng.random() < 0.8)  # fmt: skip
     if "eras" in drawn:
-        plan = _with_a_disaster(rng, plan)
+        plan = _with_a_disaster(rng, plan, length)
     if "insider" in drawn:
-        plan = replace(plan, insider=_strikes(rng, plan))
+        plan = replace(plan, insider=_strikes(rng, plan, length))
+    if "ended" in drawn:
+        plan = _with_an_end(rng, plan, length)
     while plan.troubles < FAULTS_LEAST:
-        more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
+        more = Fault(rng.uniform(0, SPAN_S / 2 * length), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
     return plan
 
@@ -270,36 +296,64 @@ def _with_changes(rng: random.Random, drawn: set[str], clients: list[ClientPlan]
     return out
 
 
-def _lie(rng: random.Random, backends: int, clients: list[str]) -> Fault:
+def _lie(rng: random.Random, backends: int, clients: list[str], length: float) -> Fault:
     """Shows a past of `amount` seconds ago: to all, or to one client, whom it keeps in it for a while."""
-    kind = rng.choice(("rollback", "split"))
-    return Fault(
-        rng.uniform(10, 120), kind, rng.randrange(backends), rng.uniform(1, 60), rng.uniform(5, 90), rng.choice(clients)
-    )
+    kind, at_s = rng.choice(("rollback", "split")), rng.uniform(10, SPAN_S) * length
+    who = rng.choice(clients)
+    return Fault(at_s, kind, rng.randrange(backends), rng.uniform(1, 60) * length, rng.uniform(5, 90), who)
 
 
-def _pounces(rng: random.Random, *, suspend: bool) -> tuple[Pounce, ...]:
+def _pounces(rng: random.Random, length: float, *, suspend: bool) -> tuple[Pounce, ...]:
     kinds = rng.sample(("crash", "cut off", "hide", "lonely", "swap", "slow", "wipe"), rng.randint(1, 4))
     kinds += ["suspend"] * 2 * suspend
+    last = _last_version(length)
 
     def one() -> Pounce:
         kind = rng.choice(kinds)
-        length = rng.choice((0.5, 5.0, 45.0, 90.0)) * rng.uniform(0.5, 1.5)
+        for_s = rng.choice((0.5, 5.0, 45.0, 90.0)) * rng.uniform(0.5, 1.5)
         if kind == "suspend":
-            length = rng.choice((20.0, 400.0, 40 * DAY_S)) * rng.uniform(0.5, 1.5)
+            for_s = rng.choice((20.0, 400.0, 40 * DAY_S)) * rng.uniform(0.5, 1.5)
         moment = rng.choice(("promise", "vote", "vote", "decision"))
-        return Pounce(rng.randint(2, 30), moment, kind, length, rng.choice((0.0, 1.0, 30.0)))
+        return Pounce(rng.randint(2, last), moment, kind, for_s, rng.choice((0.0, 1.0, 30.0)))
 
     return tuple(one() for _ in range(rng.randint(2, 10)))
 
 
-def _with_a_disaster(rng: random.Random, plan: Plan) -> Plan:
+def _last_version(length: float) -> int:
+    """Of those at which something is to happen, in a plan of this length."""
+    return round(4 + 26 * length)
+
+
+def _with_a_disaster(rng: random.Random, plan: Plan, length: float) -> Plan:
     """So many backends are lost for good that no quorum is left, and one copy of everything; devices recover."""
     n = plan.backends
     lost = n - ((n + plan.bft) // 2 + 1) + 1
-    at_s = rng.uniform(10, 90)
+    at_s = rng.uniform(10, 90) * length
     at_once = float(rng.random() < 0.3)
     gone = tuple(Fault(at_s, "gone", b, at_once) for b in sorted(rng.sample(range(n), lost)))
+    pounces = tuple(p for p in plan.pounces if p.kind in ("crash", "slow", "suspend"))
+    clients = _with_recoveries(rng, plan, at_s)
+    return replace(plan, copies=lost + 1, clients=clients, faults=(*plan.faults, *gone), pounces=pounces)
+
+
+def _with_an_end(rng: random.Random, plan: Plan, length: float) -> Plan:
+    """The insider ends a version; devices `recover --revoke`. What else it does stops nobody then."""
+    at_s = rng.uniform(5, 60) * length
+    quiet = tuple(s for s in plan.insider if s.kind in ("head", "claim", "prepare", "apart"))
+    ends = [Strike("end", rng.getrandbits(32), at_s)]
+    if rng.random() < 0.5:  # or at the worst moment
+        moment = rng.choice(("promise", "vote", "decision"))
+        ends = [Strike("end", rng.getrandbits(32), v=rng.randint(4, 12), moment=moment)]
+    if rng.random() < 0.7:  # and once more, in the new era
+        ends.append(Strike("end", rng.getrandbits(32), at_s + rng.uniform(20, 60)))
+    pounces = tuple(p for p in plan.pounces if p.kind in ("crash", "slow", "suspend"))
+    clients = _with_recoveries(rng, plan, at_s)
+    # Without encryption it knows the names of the new era's logs as well, and ends that, too.
+    return replace(plan, clients=clients, insider=(*quiet, *ends), pounces=pounces, encrypted=True)
+
+
+def _with_recoveries(rng: random.Random, plan: Plan, at_s: float) -> tuple[ClientPlan, ...]:
+    """The clients, of whom some recover after that time."""
     clients = list(plan.clients)
     for _ in range(rng.choice((1, 1, 2, 3))):
         who = rng.randrange(len(clients))
@@ -309,26 +363,28 @@ def _with_a_disaster(rng: random.Random, plan: Plan) -> Plan:
         steps = list(clients[who].steps)
         steps.insert(rng.randrange(len(steps) // 2, len(steps) + 1), step)
         clients[who] = replace(clients[who], steps=tuple(steps))
-    pounces = tuple(p for p in plan.pounces if p.kind in ("crash", "slow", "suspend"))
-    return replace(plan, copies=lost + 1, clients=tuple(clients), faults=(*plan.faults, *gone), pounces=pounces)
+    return tuple(clients)
 
 
-def _strikes(rng: random.Random, plan: Plan) -> tuple[Strike, ...]:
+def _strikes(rng: random.Random, plan: Plan, length: float) -> tuple[Strike, ...]:
     """What the insider does: some of the kinds, a few of them where proposers are at work.
 
     Two values in one round of a proposer's can stop a version as long as a backend is away, and for good where one may
-    lie or lacks what it took (consensus.md, rule 1.5): there it leaves that alone.
+    lie or lacks what it took (consensus.md, rule 1.5): there it leaves that alone. So it does with what takes a
+    minority of the backends away, where another fault does the same for good.
     """
-    stops = plan.bft or plan.blocks or "wipe" in plan.features or any(p.kind == "wipe" for p in plan.pounces)
-    kinds = rng.sample([k for k in STRIKES if k != "contrary" or not stops], rng.randint(1, 4))
+    robbed = "wipe" in plan.features or any(p.kind == "wipe" for p in plan.pounces)
+    barred: tuple[str, ...] = ("contrary",) if plan.bft or plan.blocks or robbed else ()
+    barred += MINORITY if plan.liars or robbed or "rotation" in plan.features else ()
+    barred += ("hint", "floor") if "reconfig" in plan.features else ()
+    kinds = rng.sample([k for k in STRIKES if k not in barred], rng.randint(2, 6))
 
     def one() -> Strike:
         kind, seed, back = rng.choice(kinds), rng.getrandbits(32), rng.choice((0, 0, 0, 1, 1, 2, 5))
         if rng.random() < 0.5:
-            return Strike(kind, seed, rng.uniform(0, 120), back=back)
-        return Strike(
-            kind, seed, v=rng.randint(2, 30), moment=rng.choice(("promise", "vote", "vote", "decision")), back=back
-        )
+            return Strike(kind, seed, rng.uniform(0, SPAN_S) * length, back=back)
+        v, moment = rng.randint(2, _last_version(length)), rng.choice(("promise", "vote", "vote", "decision"))
+        return Strike(kind, seed, v=v, moment=moment, back=back)
 
     return tuple(one() for _ in range(rng.randint(4, 16)))
 
@@ -392,9 +448,11 @@ def _with(rng: random.Random, client: ClientPlan, step: Step, *, late: bool = Fa
     return replace(client, steps=tuple(steps))
 
 
-def _faults(rng: random.Random, features: Iterable[str], backends: int, clients: list[str]) -> list[Fault]:
+def _faults(
+    rng: random.Random, features: Iterable[str], backends: int, clients: list[str], length: float
+) -> list[Fault]:
     out = []
-    span = 120.0
+    span = SPAN_S * length
     kinds = {
         "outages": ("outage", 4, (0.0, 0.0), (5, 60)),
         "lossy": ("lossy", 3, (0.05, 0.4), (10, 60)),
@@ -406,7 +464,7 @@ def _faults(rng: random.Random, features: Iterable[str], backends: int, clients:
         "slow": ("slow", 2, (0.5, 4.0), (10, 60)),
         "cut off": ("cut off", 4, (0.0, 0.0), (5, 60)),
     }
-    for feature, (kind, most, amount, length) in kinds.items():
+    for feature, (kind, most, amount, lasts) in kinds.items():
         if feature in features:
             for _ in range(rng.randint(1, most)):
                 out.append(
@@ -415,7 +473,7 @@ def _faults(rng: random.Random, features: Iterable[str], backends: int, clients:
                         kind,
                         rng.randrange(backends),
                         rng.uniform(*amount),
-                        rng.uniform(*length),
+                        rng.uniform(*lasts),
                         rng.choice(clients) if kind == "cut off" else "",
                     )
                 )

@@ -12,14 +12,15 @@ from typing import Final
 
 from metasync.workspace import Workspace
 from simulation import checks
+from simulation.agreed import Agreed
 from simulation.calm import Calm
-from simulation.client import Agreed, Client, Operation
+from simulation.client import Client, Operation
 from simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
-from simulation.insider import NAME, Insider
+from simulation.insider import Insider
 from simulation.lies import Liar
 from simulation.machine import place_of
 from simulation.network import Hold, Lines, Rates, Store
-from simulation.plan import ClientPlan, Fault, Plan, Pounce, Step, Strike
+from simulation.plan import INSIDER, ClientPlan, Fault, Plan, Pounce, Step, Strike
 from simulation.sealing import repeatable_sealing
 from simulation.short_logs import short_logs
 from simulation.thief import Thief
@@ -125,6 +126,19 @@ class _Agreed(Agreed):
         stores = self._play.stores_by
         return [e.name for e in w._connections.config.backends if stores[e.identity].gone]
 
+    def unreadable(self) -> int | None:
+        found, v = self._play.insider, None
+        nowhere = set() if found is None else found.nowhere
+        for state in reversed(self._witness.chain):
+            if not {state.master, state.index.hash} & nowhere:
+                break
+            v = state.v
+        return v
+
+    def ender(self) -> bytes | None:
+        found = self._play.insider
+        return self.insider() if found is not None and found.ended else None
+
     def may_stop(self) -> bool:
         plan = self._play.plan
         return not self._play.healed and any(s.kind == "contrary" for s in plan.insider)
@@ -145,7 +159,7 @@ class Play:
         self.stores = make_stores(plan, self.world)
         self.lines = Lines(self.world)
         self.history: list[Operation] = []
-        plans = (*plan.clients, *[ClientPlan(NAME, ())] * bool(plan.insider))
+        plans = (*plan.clients, *[ClientPlan(INSIDER, ())] * bool(plan.insider))
         self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plans]
         self.insider: Insider | None = None
         images = any(s.kind == "restore" for c in plan.clients for s in c.steps) or any(c.copy_of for c in plan.clients)
@@ -249,7 +263,7 @@ class Play:
             if not client.plan.copy_of:
                 actor = self.world.spawn(client.name, partial(clone, client))
                 self._until(lambda actor=actor: actor.ended)  # type: ignore[misc]
-            if client.name == NAME:
+            if client.name == INSIDER:
                 assert self.witness is not None
                 assert client.secret is not None
                 client.close()

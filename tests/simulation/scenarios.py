@@ -115,6 +115,30 @@ def rewritten_later(plan: Plan) -> Plan:
     return replace(_scenario(plan, {"c0": c0, "c1": late, "c2": late}, ()), insider=strikes)
 
 
+def told_of_a_late_lie(plan: Plan) -> Plan:
+    """As `rewritten_later`, in the newest version, which only b0 and b1 accepted.
+
+    Then an entry of the next one stands on that lie. c1, who knows the newest version, does not reach b0, which tells
+    that the lie came later.
+    """
+    c0 = tuple(_step("push", 5 + 5 * n, 3) for n in range(4))
+    late = (_step("sync", 30), _step("sync", 100), _step("push", 140, 3))
+    strikes = (
+        Strike("late", plan.seed, 60.0, back=1),
+        Strike("apart", plan.seed, 70.0),
+    )
+    faults = (Fault(19, "cut off", 2, for_s=30, client="c0"), Fault(95, "cut off", 0, for_s=30, client="c1"))
+    return replace(_scenario(plan, {"c0": c0, "c1": late, "c2": late}, faults), insider=strikes)
+
+
+def voted_alone(plan: Plan) -> Plan:
+    """An insider proposes a config in which one backend votes alone, while others push."""
+    pushes = tuple(_step("push", 5 + 7 * n, 3) for n in range(6))
+    late = (_step("sync", 8, 2), _step("sync", 40, 2), _step("push", 60, 3))
+    strike = Strike("alone", plan.seed, 30.0)
+    return replace(_scenario(plan, {"c0": pushes, "c1": late, "c2": late}, ()), insider=(strike,))
+
+
 def shared_a_round(plan: Plan) -> Plan:
     """c0 has version 5 decided on b0 and b1, and dies; b2 got another value in that very round, from an insider.
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed  # noqa: F401  # which adds its own to them
+from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed, mutants_trust  # noqa: F401  # for theirs
 from simulation.shrink import decode_plan, encode_plan, shrunk
 
 SHRINK_RUNS: Final = 400
@@ -85,6 +85,15 @@ INTERESTING: Final = (
     "insider: version",
     "insider: head",
     "insider: claim",
+    "insider: apart",
+    "insider: hint",
+    "insider: floor",
+    "insider: garbage",
+    "insider: last",
+    "insider: unread",
+    "skipped",
+    "insider: end",
+    "recovered without a device",
     "void value",
     "majority lost",
     "recovered",

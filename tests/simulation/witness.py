@@ -24,7 +24,8 @@ from metasync.config import Config, decode_config
 from metasync.consensus.objects import open_object
 from metasync.consensus.records.birth import birth_matches, birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
-from metasync.consensus.records.era import ERAS, EraRecord, open_record
+from metasync.consensus.records.era import ERAS, EraRecord, epoch_of, open_record
+from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.consensus.records.state import State
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
@@ -32,6 +33,7 @@ from metasync.keys.device_set import DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
 from simulation import judge
 from simulation.network import Store
+from simulation.plan import INSIDER
 from simulation.world import Violation, World
 
 _Round = tuple[int, bytes]
@@ -55,6 +57,7 @@ class _Acceptor:
     votes: dict[_Round, bytes] = field(default_factory=dict)
     accepted: set[bytes] = field(default_factory=set)  # what a DECIDED may close it on: in log form, one value
     closed: bool = False
+    ended: bool = False  # by garbage, behind which nothing counts
 
 
 @dataclass
@@ -191,7 +194,7 @@ class Witness:
         """An object was stored."""
         inside = path.partition("/")[2]  # below the workspace's folder
         if inside.startswith(f"{ERAS}/"):
-            self._begin_era(open_record(self.keys, data, int(inside.rpartition("/")[2])))
+            self._begin_era(self._record(data, int(inside.rpartition("/")[2])))
         if "/floor/" in path:
             self.world.count("floor made")
             self.floors.add(int(path.rpartition("/")[2]))
@@ -235,7 +238,14 @@ class Witness:
 
     def _feed(self, acceptor: _Acceptor, writer: bytes, idx: int, path: str, data: bytes) -> None:
         instance, store = self._instances[acceptor.v], acceptor.store
-        entry = self._opened(acceptor, writer, idx, data)
+        try:
+            entry = self._opened(acceptor, writer, idx, data)
+        except Violation:
+            if store.writers.get(path) != INSIDER:
+                raise
+            acceptor.ended = True
+            self.world.count("garbage in a log")
+            return
         if instance.devices.key_of(entry.device_id, entry.certificate) is None:
             self.world.count("void entry")
             return
@@ -245,7 +255,7 @@ class Witness:
                 self.forked = self.forked or not lying
                 return
             raise Violation(f"an entry of version {acceptor.v} is on top of another state than the decided one")
-        if acceptor.closed or not self._born(acceptor) or self._is_void(instance, entry, lying):
+        if acceptor.closed or acceptor.ended or not self._born(acceptor) or self._is_void(instance, entry, lying):
             return
         rnd = (entry.round.n, entry.round.incarnation)
         if lying:
@@ -314,6 +324,32 @@ class Witness:
                 self._decide(acceptor.v, rnd, instance.states[digest])
                 self._moment(acceptor, "decision")
 
+    def _record(self, data: bytes, number: int) -> EraRecord:
+        """An era record, whose keys may be those that begin with it."""
+        with suppress(FormatError):
+            return open_record(self.keys, data, number)
+        found = f"/keys/ring-{epoch_of(data)}-"
+        for ring in [d for s in self.stores.values() for p, d in s.objects.items() if found in p]:
+            for private in self._openers():
+                with suppress(PassphraseError, FormatError):
+                    keys = open_ring(ring, private, self.keys.ns_id)
+                    record = open_record(keys, data, number)
+                    if record.first.keyring == sha256(ring):
+                        self.keys = keys
+                        return record
+        raise Violation(f"the record of era {number} opens for nobody")
+
+    def _check_carried(self, record: EraRecord) -> None:
+        """What the acceptors that are left had accepted last goes on as content, if nobody lied in that version."""
+        instance = self._instances.get(record.ended.v + 1)
+        if instance is None or instance.shared:
+            return
+        left = {a.acceptor_id for b, a in instance.config.acceptors if not self.stores[b.identity].gone}
+        held = [(rnd, digest) for (rnd, digest), voters in instance.tally.items() if voters & left]
+        highest = max(held, default=(None, b""))[1]
+        if highest and (record.carried is None or record.carried.hash != highest):
+            raise Violation(f"era {record.number} does not carry what was accepted as version {record.ended.v + 1}")
+
     def _begin_era(self, record: EraRecord) -> None:
         """The workspace goes on from a state that was decided, with the acceptors of the record, and from there alone.
 
@@ -327,6 +363,7 @@ class Witness:
         last = record.ended.v
         if last >= len(self.chain) or self.chain[last] != record.ended:
             raise Violation(f"era {record.number} goes on from version {last} as nobody decided it")
+        self._check_carried(record)
         self.ended, self.era_at = self.chain, self.world.now
         self.chain = [*self.ended[: last + 1], *[record.ended] * (record.first.v - last - 1), record.first]
         self._expected.clear()
@@ -356,8 +393,8 @@ class Witness:
         return sorted(r for r in instance.rounds if instance.decided is None or r <= instance.round)
 
     def top_of(self, v: int) -> int:
-        """The highest number of a round of a version; 0 if there is none."""
-        return max((n for n, _ in self._instances[v].rounds), default=0)
+        """The highest number of a round of a version that can be passed; 0 if there is none."""
+        return max((n for n, _ in self._instances[v].rounds if n < ROUND_MAX), default=0)
 
     def _moment(self, acceptor: _Acceptor, moment: str) -> None:
         """Tells of the first promise, the first vote and the decision of a version."""
