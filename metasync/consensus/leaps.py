@@ -26,6 +26,7 @@ from metasync.runtime.effects import Gather, Now, Task
 
 LOOK_S: Final = 2.0  # for the logs of one version
 WINDOW: Final = 64  # versions whose logs are read side by side
+WAY_IS_PROVEN = False  # consensus.md, rule 1.8, "The versions on the way": not in force, see there
 FIRST: Final = 2  # entries of each: PREPARE and ACCEPT, or the ACCEPT of an owner
 
 Enter = Callable[..., Task]  # as in `learner`
@@ -218,7 +219,9 @@ def jump(
             if (yield from _begins_here(m, instance, entry.base)):
                 state: State = yield from _last_under(m, instance, current, entry.base)
                 if (yield from _may_be_decided(m, enter, instance, current, state)):
-                    return (yield from _borne_out_to(m, enter, instance, state, shown.values())) if certain else state
+                    if not (certain and WAY_IS_PROVEN):
+                        return state
+                    return (yield from _borne_out_to(m, enter, instance, state, shown.values()))
             elif (digest := (yield from other_at(m, instance, entry.base))) is not None:
                 yield from check_word(m, enter, instance, instance.acceptors[acceptor_id], signed, digest)
         except (DamagedError, FormatError, NoQuorumError, UpgradeError):

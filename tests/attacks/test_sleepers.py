@@ -2,6 +2,9 @@
 
 It goes on from an agreed version that nobody has passed yet, and gives every state of its own all the votes but the
 first. Those who know the agreed version stay there. Whoever jumps over that place would go on where nobody else is.
+
+The rule against it is not in force (`leaps.WAY_IS_PROVEN`): these tests put it there. What happens without it is
+told in `test_not_held_yet`.
 """
 
 from __future__ import annotations
@@ -12,11 +15,16 @@ from paxos_world import change
 from test_other_histories import SIZES, invented, liar_of
 from test_votes import Place
 
-from metasync.consensus import Group, State
+from metasync.consensus import Group, State, leaps
 from metasync.consensus.objects import seal_object
 from metasync.consensus.records.entry import Kind
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
+
+
+@pytest.fixture(autouse=True)
+def in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaps, "WAY_IS_PROVEN", True)
 
 
 def made_up(p: Place, base: State, length: int) -> list[State]:
