@@ -274,8 +274,6 @@ class Client:
 
     def _judge(self, op: Operation, error: MetaSyncError) -> None:
         """Errors that no fault in the plan explains."""
-        if isinstance(error, UsageError) and "is not moved yet" in error.message:
-            self.world.count("second change of the mapping refused")
         if isinstance(error, ForkError):
             self.world.count("fork named")
             two = "two values were proposed in one round" in error.message

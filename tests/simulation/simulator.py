@@ -64,7 +64,6 @@ INTERESTING: Final = (
     "decided with block votes",
     "reconfigured",
     "reconfigured under contention",
-    "second change of the mapping refused",
     "removed backend emptied",
     "linked",
     "fence met",
