@@ -28,9 +28,10 @@ from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
-from metasync.store.index import Index, IndexSegment, PackRecord
+from metasync.store.index import Index, IndexSegment, PackId, PackRecord
 from metasync.store.pack_format import Located
 from metasync.transfer.contents import Contents
+from metasync.transfer.moving import bring
 from metasync.transfer.upload import Upload, known_in
 from metasync.worktree.ingest import reread
 
@@ -55,9 +56,9 @@ def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) 
     """
     s.listener(Phase("repair"))
     space.begin_asking(s, agreed.index)()
-    copies, copied = _mend(s, [f for f in found if f.good and f.bad])
-    lost = [f.record for f in found if not f.good]
-    away = sum(not f.is_sure for f in found if not f.good)
+    copies, copied, altered = _mend(s, [f for f in found if f.good and f.bad])
+    none = [f for f in found if not f.good or f.record.id in altered]
+    lost, away = [f.record for f in none], sum(not f.is_sure for f in none)
     out = Repaired(copies=copies, copied_bytes=copied, waits=away)
     lost = lost if not away else []
     if not lost and not nowhere:
@@ -94,22 +95,25 @@ def nowhere(s: Session, agreed: Agreed) -> tuple[bytes, ...]:
 # ---- copies from other copies
 
 
-def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int]:
-    """-> how many copies were made again, and the bytes of them."""
-    copies = copied = 0
-    running: dict[Future[Any], PackRecord] = {}
+def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
+    """-> how many copies were made again, the bytes of them, and the packs of which no copy was right after all."""
+    t, copies, copied, altered = s.transfer, 0, 0, set[PackId]()
+    running: dict[Future[Any], Finding] = {}
     todo = iter(found)
     while True:
         for f in todo:
-            running[s.runtime.start(s.transfer.mend(f.record, f.good, f.bad))] = f.record
+            wanted = [place for i in f.bad if (place := t.places.get(i)) is not None]
+            task = bring(t, f.record, wanted, t.read_order(f.record.name), are_all=f.is_sure)
+            running[s.runtime.start(task)] = f
             if len(running) >= PACKS_MENDED_AT_ONCE:
                 break
         if not running:
-            return copies, copied
+            return copies, copied, altered
         for future in s.runtime.wait(running):
-            record, done = running.pop(future), future.result()
-            copies += len(done)
-            copied += record.size * len(done)
+            f, brought = running.pop(future), future.result()
+            copies += len(brought.sent)
+            copied += f.record.size * len(brought.sent)
+            altered |= {f.record.id} if brought.is_lost else set()
             s.listener(Progress("copies", copies, None, "copies"))
 
 

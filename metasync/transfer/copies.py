@@ -296,21 +296,6 @@ class Transfer:
         beyond = tuple(i for i in holders if i not in self.places)
         return tuple(p.backend_id for p in order if p.name in having) + beyond
 
-    def mend(
-        self, record: PackRecord, holders: Sequence[bytes], onto: Sequence[bytes]
-    ) -> Generator[Any, Any, tuple[bytes, ...]]:
-        """Stores a pack again on the places `onto`, over what lies there under its name. -> ids of those that took it.
-
-        The bytes come from the first of `holders` that has them intact. May be repeated, and done by several devices.
-        """
-        data = yield from self._whole(record.name, record.generation, record.size, holders)
-        if data is None:
-            return ()
-        cargo = _Cargo(record.name, data, record.generation, Urgency.LATER)
-        places = [p for i in onto if (p := self.places.get(i)) is not None and p.name not in self.down]
-        done = yield Gather({p.name: self._put_if_it_fits(p, cargo) for p in places})
-        return tuple(p.backend_id for p in places if done[p.name])
-
     def put_copy(self, place: Place, name: bytes, generation: int, data: bytes) -> Generator[Any, Any, bool]:
         """Stores a copy under the newest storage id of a place. False: it could not, and is `down` from now on."""
         if place.name in self.down:

@@ -94,13 +94,16 @@ def test_damaged_copies_are_found_by_reading_and_written_anew(lab: Lab) -> None:
 
 
 def test_a_damaged_copy_is_never_taken_for_the_source(lab: Lab) -> None:
-    """One copy is gone; the other has the right size and wrong bytes: nothing is copied from it."""
+    """One copy is gone; the other has the right size and wrong bytes, and its size alone was looked at. None is copied
+    from it, and what it held is stored anew from the folder."""
     w = pushed(lab, files=1)
     copies = packs(lab)
     copies[0].unlink()
-    flip(copies[1])
-    w.check(repair=True)  # without reading, the size is all that is known of it
-    assert copies[0].exists() is False or copies[0].read_bytes() != copies[1].read_bytes()
+    flip(copies[1], at=-100)
+    done = repaired(w)
+    assert not copies[0].exists()
+    assert done.stored_bytes > 0 and not done.gone
+    assert not lab.reopen(w).check(read_data=True).problems
 
 
 def test_what_no_backend_has_is_stored_from_the_folder(lab: Lab) -> None:
