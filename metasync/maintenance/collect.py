@@ -332,11 +332,8 @@ def _take(contents: Contents, ids: list[bytes], upload: Upload) -> None:
     )
     for object_id in ids:
         if object_id in got:
-            upload.add(*_ordered(object_id, got.pop(object_id)))
-
-
-def _ordered(object_id: bytes, found: tuple[ObjectKind, bytes]) -> tuple[ObjectKind, bytes, bytes]:
-    return found[0], object_id, found[1]
+            kind, data = got.pop(object_id)
+            upload.add(kind, object_id, data)
 
 
 def _others_were_faster() -> WorkspaceError:
