@@ -34,6 +34,7 @@ from metasync.errors import (
     BackendError,
     MetaSyncError,
     NoQuorumError,
+    NotFoundError,
     UnreachableError,
     UsageError,
     WeakeningError,
@@ -257,15 +258,25 @@ def where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, 
         out += [record for future in finished if (record := running.pop(future)) and not future.result()]
 
 
-def has_copy(others: Iterable[Place], record: PackRecord) -> Generator[Any, Any, bool]:
+def has_copy(
+    others: Iterable[Place], record: PackRecord, silent: dict[bytes, BackendError] | None = None
+) -> Generator[Any, Any, bool]:
+    """-> bool: one of these holds a copy of the right size. `silent`: gets the errors of those that did not tell, by
+    backend id, where no other one holds any.
+    """
+    errors: dict[bytes, BackendError] = {}
     for place in others:
         for storage_id in reversed(place.storage_ids):
             path = pack_path(storage_id, record.generation, record.name)
             reply: Reply = yield Op(place.name, "stat", path)
             if reply.error is None and reply.value == record.size:
                 return True
+            if reply.error is not None and not isinstance(reply.error, NotFoundError):
+                errors[place.backend_id] = reply.error
             if isinstance(reply.error, UnreachableError):
                 break
+    if silent is not None:
+        silent.update(errors)
     return False
 
 

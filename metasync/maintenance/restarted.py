@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from metasync.config import CHANGED_TAG, MOVING_TAG, Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
 from metasync.consensus.new_era import Held
-from metasync.errors import MetaSyncError
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError
 from metasync.events import Notice, Phase
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.policy import allowing
@@ -62,10 +62,22 @@ def content(s: Session, held: Held, lost: Collection[bytes]) -> Left:
 
 
 def _without_copy(s: Session, packs: Iterable[PackRecord], lost: Collection[bytes]) -> list[PackRecord]:
+    """The packs of which no backend that is left holds a copy. `NoQuorumError` where one did not tell: the new era
+    drops what is lost from the index, for good.
+    """
+
     def others(record: PackRecord) -> list[Place]:
         return [p for p in s.transfer.read_order(record.name) if p.backend_id not in lost]
 
-    return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
+    silent: dict[bytes, BackendError] = {}
+    alone = where_not(s, [(p, has_copy(others(p), p, silent)) for p in packs])
+    for b in (b for b in s.config.backends if b.backend_id in silent):
+        why = silent[b.backend_id].message.removeprefix(f"{b.name}: ")
+        raise NoQuorumError(
+            f"{b.name}, which is to be kept, does not say which packs it holds ({why})",
+            next_step="Run again when it answers, or name it as lost too: --without NAME.",
+        )
+    return alone
 
 
 def restarted(s: Session, old: Config, ended: State, lost: Collection[bytes]) -> New:

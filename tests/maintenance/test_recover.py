@@ -15,7 +15,15 @@ from metasync.consensus import Group
 from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.participant import Outcome
 from metasync.consensus.records.entry import Kind
-from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
+from metasync.errors import (
+    BackendError,
+    ForkError,
+    MetaSyncError,
+    NoQuorumError,
+    PassphraseError,
+    UnreachableError,
+    UsageError,
+)
 from metasync.events import Notice
 from metasync.runtime.effects import Sleep
 from metasync.session.folder import ERA_KEY
@@ -172,6 +180,32 @@ def test_data_that_no_copy_is_left_of_is_stored_anew_from_the_folder(lab: Lab) -
     one.push()
     assert one.check(read_data=True).lost == ()
     assert files(lab.clone(lab.urls("a")).directory) == files(one.directory)
+
+
+def test_a_pack_is_not_lost_because_a_store_was_busy(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is left answers 503 when it is asked for packs: nothing is dropped, and the next run goes on."""
+    one = lab.init(lab.urls("a", "b", "c"), replicas=3)
+    write(one.directory, {"kept": os.urandom(3000)})
+    one.push(durability=3)
+    (one.directory / "kept").unlink()
+    one.push(durability=3)
+    for name in "bc":
+        lab.lose(name)
+    one = lab.reopen(one)
+    busy, stat = [True], FolderBackend.stat
+
+    def answers(self: FolderBackend, path: str) -> int:
+        if busy[0] and "/packs/" in path:
+            raise BackendError("503: try again")
+        return stat(self, path)
+
+    monkeypatch.setattr(FolderBackend, "stat", answers)
+    for dry_run in (True, False):
+        with pytest.raises(NoQuorumError, match=r"a, which is to be kept, does not say which packs it holds \(503"):
+            one.recover(["b", "c"], PASSPHRASE, confirm="docs", dry_run=dry_run)
+    busy[0] = False
+    report = lab.reopen(one).recover(["b", "c"], PASSPHRASE, confirm="docs")
+    assert (report.lost_packs, report.missing) == (0, ())
 
 
 def test_backends_can_be_added_afterwards(lab: Lab) -> None:
