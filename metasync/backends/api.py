@@ -25,6 +25,9 @@ __all__ = [
     "DigestKind",
     "ExplainsForm",
     "FullError",
+    "Inventories",
+    "Inventory",
+    "Item",
     "Listed",
     "LogForm",
     "NotFoundError",
@@ -70,6 +73,31 @@ class Digest(NamedTuple):
 
     size: int
     value: bytes | None
+
+
+class Item(NamedTuple):
+    """An object in an inventory. `name`: its path below the folder that was asked for.
+
+    size     in bytes; None in a feed of changes: it is gone
+    digest   of the backend's `digest_kind`, as the store computed it; None where the inventory tells none
+    changed  a mark that is another after each write, such as a time; "" where none is told
+    """
+
+    name: str
+    size: int | None
+    digest: bytes | None = None
+    changed: str = ""
+
+
+class Inventory(NamedTuple):
+    """A page of an inventory. `more`: ask again with `cursor` for the next one.
+
+    On the last page `cursor` is where changes from now on are told; "" where the store tells none, and lists anew.
+    """
+
+    items: tuple[Item, ...]
+    cursor: str
+    more: bool
 
 
 @runtime_checkable
@@ -153,6 +181,20 @@ class TellsDigests(Protocol):
 
     def digest(self, path: str) -> Digest:
         """For one request, like `stat`. `NotFoundError` if absent."""
+        ...
+
+
+@runtime_checkable
+class Inventories(Protocol):
+    """Optional power: lists all that is below a folder, however deep, in fewer requests than `list` takes."""
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        """A page of the objects below a folder, which is not the root, in any order; a name may come twice.
+
+        `cursor` "" begins. What is written or removed while pages are asked for may be in them or not; a feed tells it
+        afterwards. Of changes only the last of a name need be told. `NotFoundError`: this cursor is too old, begin
+        anew. An inventory is a hint, as a list is: nothing is deleted on its word.
+        """
         ...
 
 

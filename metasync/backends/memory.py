@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import heapq
 import secrets
 import threading
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from metasync.backends.api import BackendUrl, Listed, LogForm
+from metasync.backends.api import BackendUrl, Inventory, Item, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, native_identity, split_folder, split_path
 from metasync.errors import NotFoundError, UnreachableError, UsageError
 
+PAGE_ITEMS: Final = 1000
+CHANGES_MAX: Final = 1 << 14  # paths that a feed goes back at least; a cursor from before is too old
+
 
 class MemoryStore:
-    """The objects, and per folder what stands directly below it. Guarded by `lock`."""
+    """The objects, and per folder what stands directly below it. Guarded by `lock`.
+
+    `changes`: the paths that were written or removed last; `forgotten`: how many there were before these.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
         self.folders: dict[str, dict[str, int | None]] = {"": {}}
         self.token = secrets.token_hex(16)
+        self.changes: list[str] = []
+        self.forgotten = 0
 
     def keep(self, path: str, data: bytes) -> None:
         self.objects[path] = data
+        self._note(path)
         folder, _, name = path.rpartition("/")
         self.folders.setdefault(folder, {})[name] = len(data)
         while folder:
@@ -34,6 +44,7 @@ class MemoryStore:
     def drop(self, path: str) -> None:
         if self.objects.pop(path, None) is None:
             return
+        self._note(path)
         while path:
             folder, _, name = path.rpartition("/")
             below = self.folders[folder]
@@ -42,6 +53,12 @@ class MemoryStore:
                 return
             del self.folders[folder]
             path = folder
+
+    def _note(self, path: str) -> None:
+        self.changes.append(path)
+        if len(self.changes) > 2 * CHANGES_MAX:
+            del self.changes[:CHANGES_MAX]
+            self.forgotten += CHANGES_MAX
 
 
 _STORES: dict[str, MemoryStore] = {}
@@ -107,6 +124,31 @@ class MemoryBackend:
         split_folder(path)
         with self._store.lock:
             return tuple(sorted(Listed(*entry) for entry in self._store.folders.get(path, {}).items()))
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        """With a feed. A cursor is the number of changes so far, and behind it in a listing the last name told."""
+        split_path(path)
+        top = f"{path}/"
+        number, _, last = cursor.partition(":")
+        with self._store.lock:
+            now = self._store.forgotten + len(self._store.changes)
+            if cursor and ":" not in cursor:
+                if not number.isdecimal() or not self._store.forgotten <= int(number) <= now:
+                    raise NotFoundError(f"{cursor[:40]!r} is no cursor of this store")
+                since = self._store.changes[int(number) - self._store.forgotten :][:PAGE_ITEMS]
+                upto = int(number) + len(since)
+                told = (p for p in dict.fromkeys(since) if p.startswith(top))
+                return Inventory(tuple(self._item(p, top) for p in told), str(upto), upto < now)
+            number = number or str(now)
+            below = (p for p in self._store.objects if p.startswith(top) and p > top + last)
+            names = heapq.nsmallest(PAGE_ITEMS, below)
+            items = tuple(self._item(p, top) for p in names)
+        more = len(names) == PAGE_ITEMS
+        return Inventory(items, f"{number}:{items[-1].name}" if more else number, more)
+
+    def _item(self, path: str, top: str) -> Item:
+        data = self._store.objects.get(path)
+        return Item(path.removeprefix(top), None if data is None else len(data))
 
     def delete(self, path: str) -> None:
         split_path(path)

@@ -29,7 +29,16 @@ THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seco
 HOLD_MAX_S: Final = 30.0  # a server that asks for more is as good as down: its calls fail. The promise of exit code 5
 LEFT_OUT_S: Final = 5.0  # for so long a command waits for a backend that was held back before the command began
 WRITES: Final = frozenset({"create", "put", "delete"})
-_REPEATABLE: Final = {"put", "delete", "get", "stat", "list", "space", "digest"}  # `backends.wrappers.retry` says why
+_REPEATABLE: Final = {
+    "put",
+    "delete",
+    "get",
+    "stat",
+    "list",
+    "space",
+    "digest",
+    "inventory",
+}  # `backends.wrappers.retry` says why
 
 
 class Calls(Protocol):
@@ -372,12 +381,17 @@ def _dispatch(backend: Calls, op: Op) -> Any:
             return backend.stat(op.path), "", None
         size, value = digest(op.path)
         return size, getattr(backend, "digest_kind", ""), value
+    if op.kind == "inventory":
+        if (inventory := getattr(backend, "inventory", None)) is None:
+            return None
+        return getattr(backend, "digest_kind", ""), inventory(op.path, op.cursor)
     return backend.delete(op.path)
 
 
 def _checked(op: Op, value: Any) -> Any:
     """A provider that answers with another type than promised has not answered."""
     kinds: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple, "space": tuple | None, "digest": tuple}
+    kinds["inventory"] = tuple | None
     if op.kind == "get" and isinstance(value, (bytearray, memoryview)):
         value = bytes(value)
     if not isinstance(value, kinds.get(op.kind, type(None))):

@@ -39,7 +39,7 @@ def patience_s(size_bytes: int) -> float:
 
 
 _T = TypeVar("_T")
-OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space", "digest"]
+OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space", "digest", "inventory"]
 
 
 class Urgency(IntEnum):
@@ -80,6 +80,8 @@ class Op:
     list    no    tuple of `backends.Listed`, one level below `path`
     delete  no    None (also when nothing was there)
     space   no    `backends.Space`; None, and no request, where the backend does not tell. `path` is ""
+    digest  no    (size, kind of digest, digest or None); the size alone, by `stat`, where the backend does not tell
+    inventory  no  (kind of digest, `backends.Inventory`); None, and no request, where the backend has no such power
     """
 
     backend: str
@@ -91,6 +93,7 @@ class Op:
     max_bytes: int = 1 << 26
     timeout_s: float = 30.0
     urgency: Urgency = Urgency.NOW
+    cursor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

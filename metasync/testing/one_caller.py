@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from metasync.backends.api import Backend, Listed, TellsDigests, TellsSpace
+from metasync.backends.api import Backend, Inventories, Inventory, Item, Listed, TellsDigests, TellsSpace
 from metasync.backends.names import is_name
 from metasync.errors import NotFoundError, RefusedError
 from metasync.testing.harness import (
@@ -28,6 +28,7 @@ from metasync.testing.race import WRITERS
 
 _PART_CHARS = 200  # the longest name of one object or folder (`names`)
 _MANY = 1 << 20
+_PAGES_MAX = 100
 _LATE_S = 1.0  # a list that is later than this is worth a word
 NAMES = (
     *("a", "b", "0", "-", "_", "...", ".a", "a.", "a-b", "a.b", "a_b", "a..b", "-rf", "aa", "ab", "con", "nul.txt"),
@@ -271,6 +272,64 @@ def check_digest(bench: Bench, base: str) -> None:
         raise NotShownError("this store tells digests, but of none of these objects")
 
 
+def check_inventory(bench: Bench, base: str) -> None:
+    b = bench.open()
+    if not isinstance(b, Inventories):
+        raise NotShownError("this store tells no inventory")
+    kind = getattr(b, "digest_kind", "")
+    objects = {name: content(name, size) for name, size in (("a", 1), ("f/b", 0), ("f/c", 70), ("f/d/e", 300))}
+    for name, data in objects.items():
+        b.put(f"{base}/in/{name}", data)
+    b.put(f"{base}/in-beside", b"1")
+
+    def read(cursor: str) -> tuple[dict[str, Item], str]:
+        found: dict[str, Item] = {}
+        for _ in range(_PAGES_MAX):
+            page = b.inventory(f"{base}/in", cursor)
+            expect(isinstance(page, Inventory), "inventory gave something else than a page")
+            found.update((item.name, item) for item in page.items)
+            cursor = page.cursor
+            if not page.more:
+                return found, cursor
+            expect(cursor != "", "inventory says that there is more, and gives no cursor")
+        raise BrokenPromiseError(f"an inventory of {len(objects)} objects has more than {_PAGES_MAX} pages")
+
+    def check_items(found: dict[str, Item]) -> None:
+        for name, size, told, _ in found.values():
+            expect(name in objects, f"inventory shows {name!r}, which nobody stored there")
+            expect(size == len(objects[name]), f"inventory gave a size of {size} for {len(objects[name])} bytes")
+            if told is not None:
+                right = hashlib.new(kind, objects[name], usedforsecurity=False).digest() if kind else None
+                expect(told == right, f"the {kind or 'digest'} of {name} in the inventory is another")
+
+    cursor = ""
+
+    def complete() -> bool:
+        nonlocal cursor
+        found, cursor = read("")
+        check_items(found)
+        return found.keys() == objects.keys()
+
+    expect(soon(bench, complete) is not None, "an inventory lacks what was put")
+    b.put(f"{base}/in/f/d/new", objects.setdefault("f/d/new", b"new"))
+    b.delete(f"{base}/in/a")
+    del objects["a"]
+    if not cursor:
+        expect(soon(bench, complete) is not None, "an inventory does not follow a put and a delete")
+        return
+    seen: dict[str, Item] = {}
+
+    def told_all() -> bool:
+        nonlocal cursor
+        changes, cursor = read(cursor)
+        seen.update(changes)
+        check_items({name: item for name, item in seen.items() if item.size is not None})
+        return seen.keys() >= {"a", "f/d/new"} and seen["a"].size is None
+
+    expect(soon(bench, told_all) is not None, "a feed does not tell what was put and deleted since its cursor")
+    expect_error(NotFoundError, "inventory by a cursor that nobody gave", lambda: b.inventory(f"{base}/in", "no-such"))
+
+
 def check_closed(bench: Bench, base: str) -> None:
     """A closed backend may work or raise; what it must not do is look like an empty store."""
     b, other, path = bench.open(), bench.open(), f"{base}/a"
@@ -353,6 +412,8 @@ CHECKS = (
           "Bytes on the account as the provider tells them", "data", check_space),
     Check("digest", "a digest that the store tells is that of the bytes",
           "says without a download what an object's bytes hash to", "data", check_digest, ("put",)),
+    Check("inventory", "an inventory shows what lies below a folder, and a feed what has changed since",
+          "lists all that is below a folder, however deep", "data", check_inventory, ("put", "delete")),
     Check("closed", "a closed backend does not look empty, and disturbs no other",
           "Gives connections back. Further calls are an error of ours.", "data", check_closed, ("put",)),
     Check("create-taken", "create of a taken name answers False and changes nothing",

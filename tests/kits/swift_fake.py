@@ -31,6 +31,7 @@ CALLS: dict[str, Callable[[SwiftBackend], object]] = {
     "stat": lambda b: b.stat("d/a"),
     "digest": lambda b: b.digest("d/a"),
     "list": lambda b: b.list("d"),
+    "inventory": lambda b: b.inventory("d", ""),
     "delete": lambda b: b.delete("d/b"),
     "space": lambda b: b.space(),
 }

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metasync.backends.api import Digest, DigestKind, Listed, LogForm
+from metasync.backends.api import Digest, DigestKind, Inventory, Listed, LogForm
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.errors import BackendError, NotFoundError, RefusedError
@@ -450,6 +450,34 @@ class TellsOldDigests(TellsDigests):
 class TellsDigestsOfTheAbsent(TellsDigests):
     def digest(self, path: str) -> Digest:
         return super().digest(path) if self.has(path) else Digest(0, None)
+
+
+class InventoryTellsOneFolder(Right):
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        page = super().inventory(path, cursor)
+        return page._replace(items=tuple(item for item in page.items if "/" not in item.name))
+
+
+class FeedForgetsWhatIsGone(Right):
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        page = super().inventory(path, cursor)
+        return page._replace(items=tuple(item for item in page.items if item.size is not None))
+
+
+class FeedTakesAnyCursor(Right):
+    """A cursor that it does not know tells of no changes, as if nothing had happened since."""
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        try:
+            return super().inventory(path, cursor)
+        except NotFoundError:
+            return Inventory((), cursor, False)
+
+
+class InventoryTellsOldSizes(Right):
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        page = super().inventory(path, cursor)
+        return page._replace(items=tuple(i if i.size is None else i._replace(size=i.size + 1) for i in page.items))
 
 
 class EmptyWhenClosed(Right):

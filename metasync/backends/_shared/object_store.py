@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 from metasync.backends._shared.object_errors import Dialect, code_in, refusal
 from metasync.backends._shared.race_probe import create_by, keeps_creates
 from metasync.backends._shared.urls import byte_range, server_address
-from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
+from metasync.backends.api import BackendUrl, Digest, DigestKind, Inventory, Item, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
+    from metasync.backends._shared.listing import Page
     from metasync.backends._shared.wire import Answer, Reply, Wire
 
 # Of an endpoint. Other readers may take another host out of what no address holds.
@@ -136,22 +137,12 @@ class ObjectStoreBackend(ABC):
 
     def list(self, path: str) -> tuple[Listed, ...]:
         split_folder(path)
-        from metasync.backends._shared.listing import PAGE_BYTES_MAX, read_page
-
         top = f"{self._prefix}{path}/" if path else self._prefix
         found: dict[str, Listed] = {}
         following, pages = "", 0
         while pages == 0 or following:
-            query = self.listing(top, following)
-            with self._exchange("list", path or ".", "GET", {}, query=query) as reply:
-                if reply.status != 200:
-                    raise self._refusal(reply.answer(), "list", path or ".")
-                body = reply.read(PAGE_BYTES_MAX)
-            try:
-                page = read_page(body)
-            except FormatError:
-                raise self._other_server("list", path or ".") from None
-            for name, size in page.entries:
+            page = self._page(self.listing(top, following), path or ".")
+            for name, size, _, _ in page.entries:
                 last = name.removeprefix(top).rstrip("/")
                 if name.startswith(top) and is_name(last):
                     found[last] = Listed(last, size)
@@ -163,6 +154,37 @@ class ObjectStoreBackend(ABC):
                 )  # fmt: skip
             following = page.following
         return tuple(sorted(found.values(), key=lambda entry: entry.name))
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        split_path(path)
+        top = f"{self._prefix}{path}/"
+        flat = [pair for pair in self.listing(top, cursor) if pair[0] != "delimiter"]
+        page = self._page(flat, path)
+        items = [
+            Item(entry.name.removeprefix(top), entry.size, self._digest_in(entry.tag), entry.changed)
+            for entry in page.entries
+            if entry.name.startswith(top) and all(map(is_name, entry.name.removeprefix(top).split("/")))
+        ]
+        if page.following == cursor != "":
+            raise BackendError(f"cannot list {path} in {self._where}: the listing has no end", retryable=False,
+                               next_step="Check the endpoint, and what else lies under this prefix.")  # fmt: skip
+        return Inventory(tuple(items), page.following, page.following != "")
+
+    def _page(self, query: Query, path: str) -> Page:
+        from metasync.backends._shared.listing import PAGE_BYTES_MAX, read_page
+
+        with self._exchange("list", path, "GET", {}, query=query) as reply:
+            if reply.status != 200:
+                raise self._refusal(reply.answer(), "list", path)
+            body = reply.read(PAGE_BYTES_MAX)
+        try:
+            return read_page(body)
+        except FormatError:
+            raise self._other_server("list", path) from None
+
+    def _digest_in(self, _tag: str) -> bytes | None:
+        """The digest of an object that its tag is; None where a tag is none."""
+        return None
 
     def delete(self, path: str) -> None:
         split_path(path)
@@ -269,8 +291,11 @@ class TagsAreDigests(ObjectStoreBackend):
 
     def digest(self, path: str) -> Digest:
         size, tag = self._head(path, "digest")
-        match = _MD5_TAG.fullmatch(tag or "") if self._seen_right and not self._seen_wrong else None
-        return Digest(size, bytes.fromhex(match[1]) if match else None)
+        return Digest(size, self._digest_in(tag or ""))
+
+    def _digest_in(self, tag: str) -> bytes | None:
+        match = _MD5_TAG.fullmatch(tag) if self._seen_right and not self._seen_wrong else None
+        return bytes.fromhex(match[1]) if match else None
 
     def _see(self, e_tag: str | None, data: bytes) -> None:
         if self._seen_wrong or len(data) > _TRIED_BYTES_MAX:

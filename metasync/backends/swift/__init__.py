@@ -19,14 +19,14 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from metasync.backends._shared.credentials import caution, secret
 from metasync.backends._shared.http import timeout_s
 from metasync.backends._shared.race_probe import create_by
 from metasync.backends._shared.urls import byte_range, prefix_of, server_address
-from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
+from metasync.backends.api import BackendUrl, Digest, DigestKind, Inventory, Item, Listed, LogForm, Space
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.backends.swift.http import Wires, answered, not_swift, split_server
 from metasync.backends.swift.login import Login, Tokens, read_login
@@ -42,6 +42,7 @@ _PAGE_BYTES_MAX = 16 << 20
 _PAGES_MAX = 2000
 _PREFIX_CHARS_MAX = 256  # Swift takes 1,024 bytes for a name, and ours have at most a few hundred
 _CONTAINER_BYTES_MAX = 256
+_TIME_CHARS_MAX = 64
 _NEWEST = {"X-Newest": "true"}
 
 _CONTAINER = re.compile(r"[^/\x00-\x1f\x7f]+")
@@ -150,14 +151,32 @@ class SwiftBackend:
         marker = ""
         for _ in range(_PAGES_MAX):
             page = self._page(path or ".", folder, marker)
-            for full, size in page:
+            for full, size, _, _ in page:
                 name = full[len(folder) :].rstrip("/") if full.startswith(folder) else ""
                 if is_name(name):
                     found.setdefault(name, size)
-            if len(page) < _PAGE_NAMES or page[-1][0] <= marker:
+            if len(page) < _PAGE_NAMES or page[-1].name <= marker:
                 break
-            marker = page[-1][0]
+            marker = page[-1].name
         return tuple(Listed(name, found[name]) for name in sorted(found))
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        """With the MD5 of each object, but of those in segments: for these a listing tells the size 0."""
+        split_path(path)
+        folder = f"{self._prefix}{path}/"
+        page = self._page(path, folder, cursor, flat=True)
+        items = tuple(
+            Item(
+                row.name.removeprefix(folder),
+                row.size,
+                _md5_of(row),
+                row.changed,
+            )
+            for row in page
+            if row.name.startswith(folder) and all(map(is_name, row.name.removeprefix(folder).split("/")))
+        )
+        more = len(page) == _PAGE_NAMES and page[-1].name > cursor
+        return Inventory(items, page[-1].name if more else "", more)
 
     def delete(self, path: str) -> None:
         split_path(path)
@@ -247,8 +266,9 @@ class SwiftBackend:
             self._expect(reply, verb, path, 200)
             return _size_and_part(reply)[0], reply.headers
 
-    def _page(self, path: str, folder: str, marker: str) -> tuple[tuple[str, int | None], ...]:
-        query = f"?format=json&delimiter=/&limit={_PAGE_NAMES}&prefix={quote(folder)}&marker={quote(marker)}"
+    def _page(self, path: str, folder: str, marker: str, *, flat: bool = False) -> tuple[_Row, ...]:
+        form = "?format=json" if flat else "?format=json&delimiter=/"
+        query = f"{form}&limit={_PAGE_NAMES}&prefix={quote(folder)}&marker={quote(marker)}"
         attempt = f"cannot list {path} in {self._where}"
         with self._asked("GET", self._place + query, _NEWEST, None, attempt) as reply:
             if reply.status == 404:
@@ -358,13 +378,34 @@ def _size_and_part(reply: Reply) -> tuple[int, tuple[int, int]]:
     return reply.size, (0, reply.size)
 
 
-def _rows(body: bytes) -> tuple[tuple[str, int | None], ...]:
-    """The names of a listing, whole, and their sizes. `ValueError`, `KeyError` or `TypeError` for what is none."""
+class _Row(NamedTuple):
+    """A row of a listing: the whole name, the size (None: a folder), the MD5 in hex and the time, "" where not told."""
+
+    name: str
+    size: int | None
+    hash: str = ""
+    changed: str = ""
+
+
+def _md5_of(row: _Row) -> bytes | None:
+    return bytes.fromhex(row.hash) if row.size and row.hash else None
+
+
+def _rows(body: bytes) -> tuple[_Row, ...]:
+    """The rows of a listing. `ValueError`, `KeyError` or `TypeError` for what is none."""
     rows = json.loads(body) if body else []
     if not isinstance(rows, list):
         raise TypeError
     return tuple(
-        (str(row["subdir"]), None) if "subdir" in row else (str(row["name"]), int(row["bytes"])) for row in rows
+        _Row(str(row["subdir"]), None)
+        if "subdir" in row
+        else _Row(
+            str(row["name"]),
+            int(row["bytes"]),
+            found[1] if (found := _MD5.fullmatch(str(row.get("hash", "")))) else "",
+            str(row.get("last_modified", ""))[:_TIME_CHARS_MAX],
+        )
+        for row in rows
     )
 
 

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
-from metasync.backends.api import Backend, Listed, LogForm
+from metasync.backends.api import Backend, Inventories, Inventory, Listed, LogForm
 from metasync.errors import BackendError, UnreachableError
 
 T = TypeVar("T")
 
 CallKind: TypeAlias = Literal[
-    "create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep", "digest"
+    "create",
+    "put",
+    "get",
+    "stat",
+    "list",
+    "delete",
+    "identity",
+    "space",
+    "probe",
+    "sweep",
+    "digest",
+    "inventory",
 ]
 _ASKED: tuple[CallKind, ...] = ("space", "probe", "sweep", "digest")
 _SAID = ("digest_kind", "watch", "form_reason", "caution")
@@ -48,6 +59,8 @@ class Wrapper:
         mine["scheme"] = inner.scheme
         mine.update((power, self._power(power)) for power in _ASKED if hasattr(inner, power))
         mine.update((power, getattr(inner, power)) for power in _SAID if hasattr(inner, power))
+        if hasattr(inner, "inventory"):
+            mine["inventory"] = self._inventory
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
@@ -91,6 +104,10 @@ class Wrapper:
 
     def close(self) -> None:
         self.inner.close()
+
+    def _inventory(self, path: str, cursor: str) -> Inventory:
+        inner = cast(Inventories, self.inner)
+        return self.around(Call("inventory", path), lambda: inner.inventory(self.below(path), cursor))
 
     def _power(self, kind: CallKind) -> Callable[..., Any]:
         return lambda *path: self.around(Call(kind, *path), lambda: getattr(self.inner, kind)(*map(self.below, path)))
