@@ -245,6 +245,7 @@ def bench(work: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.long
 def test_the_quick_bench_over_folders(work: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     quick = ["--quick", "--stores", "folders", "--linux", "generated", "--peers", "metasync,cp"]

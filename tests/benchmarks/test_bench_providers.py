@@ -11,6 +11,7 @@ import providers
 import pytest
 
 
+@pytest.mark.long
 def test_a_push_is_measured(tmp_path: Path) -> None:
     argv = [sys.executable, providers.__file__, "--only", "file", "--files", "1,70", "--linux", "generated"]
     argv += ["--work", str(tmp_path), "--out", str(tmp_path / "figures.json")]

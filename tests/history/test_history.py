@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workspace_kit import Lab, unreadable, write
+from workspace_kit import Lab, laboratory, unreadable, write
 
 from metasync.consensus import Group
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, UsageError
@@ -30,8 +31,7 @@ def said(items: list[LogItem]) -> list[tuple[int, list[str]]]:
     return [(item.version, short(item.changes)) for item in items]
 
 
-@pytest.fixture
-def past(lab: Lab) -> Workspace:
+def six_pushes(lab: Lab) -> Workspace:
     """Six pushes, in which every kind of change occurs; version 4 is a device that joined."""
     w = lab.init(lab.urls("a", "b", "c"))
     top = w.directory
@@ -58,16 +58,28 @@ def past(lab: Lab) -> Workspace:
     return w
 
 
+@pytest.fixture
+def past(lab: Lab) -> Workspace:
+    return six_pushes(lab)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """`past` for tests that change nothing: they share one."""
+    with pytest.MonkeyPatch.context() as patch, laboratory(tmp_path_factory.mktemp("seen"), patch) as lab:
+        yield six_pushes(lab)
+
+
 # --- names of versions
 
 
-def test_names_of_versions(past: Workspace) -> None:
-    log = past.log()
+def test_names_of_versions(seen: Workspace) -> None:
+    log = seen.log()
     assert [i.version for i in log] == [6, 5, 3, 2, 1]
     ids = {i.version: i.snapshot for i in log}
 
     def at(name: str) -> tuple[int | None, bytes]:
-        found = past.ls(name)
+        found = seen.ls(name)
         return found.version, found.snapshot
 
     for name in ("6", "v6", "latest", "base", ids[6].hex(), ids[6].hex()[:8], "latest~0"):
@@ -75,7 +87,7 @@ def test_names_of_versions(past: Workspace) -> None:
     for name in ("2", "v2", "latest~3", "base~3", "3~", "3~1", f"{ids[3].hex()[:12]}~"):
         assert at(name) == (2, ids[2]), name
     assert at("4") == (4, ids[3]), "a device joined: the tree agreed at that version"
-    assert past.ls("0").entries == ()
+    assert seen.ls("0").entries == ()
     assert at("5~1")[1] == ids[3]
 
 
@@ -90,9 +102,9 @@ def test_a_device_that_is_behind_has_another_base(lab: Lab, past: Workspace) -> 
     "name",
     ["7", "v99", "latest~5", "1~1", "0~1", "ffffffff", "12345678", "latest~99999", "@1999-01-01", "@1999-01-01T00:00"],
 )
-def test_versions_that_are_not_there(past: Workspace, name: str) -> None:
+def test_versions_that_are_not_there(seen: Workspace, name: str) -> None:
     with pytest.raises(UsageError) as e:
-        past.ls(name)
+        seen.ls(name)
     assert "metasync log" in e.value.next_step
     assert name.partition("~")[0].lstrip("v") in e.value.message or name in e.value.message
 
@@ -100,18 +112,18 @@ def test_versions_that_are_not_there(past: Workspace, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "v", "newest", "~1", "1~x", "1~1~1", "abc", "latest~-1", "-1", "1.5", "ABCDEF12", "@", "@soon"]
 )
-def test_names_that_are_none(past: Workspace, name: str) -> None:
+def test_names_that_are_none(seen: Workspace, name: str) -> None:
     with pytest.raises(UsageError) as e:
-        past.restore(name)
+        seen.restore(name)
     assert e.value.next_step
 
 
-def test_an_ambiguous_beginning_of_an_id(past: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ambiguous_beginning_of_an_id(seen: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 bits of two ids would have to be equal: so another index is shown."""
     ids = [bytes.fromhex("abcdef01" + "0" * 56), bytes.fromhex("abcdef01" + "1" * 56)]
     monkeypatch.setattr(history.History, "ids_like", lambda self, prefix: ids)
     with pytest.raises(UsageError, match="beginning of 2 snapshots: abcdef010000, abcdef011111"):
-        past.ls("abcdef01")
+        seen.ls("abcdef01")
 
 
 def test_versions_by_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,38 +201,38 @@ def test_without_the_chain_of_states_snapshots_say_what_they_were(
 # --- the log of a path
 
 
-def test_the_log_of_a_path(past: Workspace) -> None:
-    assert said(past.log("a.txt")) == [(6, ["modified a.txt"]), (2, ["modified a.txt"]), (1, ["added a.txt"])]
-    assert said(past.log("mode")) == [(2, ["mode mode"]), (1, ["added mode"])]
-    assert said(past.log("touched")) == [(2, ["time touched"]), (1, ["added touched"])]
-    assert said(past.log("link")) == [(3, ["modified link"]), (1, ["added link"])]
-    assert said(past.log("deep/er/est/f")) == [
+def test_the_log_of_a_path(seen: Workspace) -> None:
+    assert said(seen.log("a.txt")) == [(6, ["modified a.txt"]), (2, ["modified a.txt"]), (1, ["added a.txt"])]
+    assert said(seen.log("mode")) == [(2, ["mode mode"]), (1, ["added mode"])]
+    assert said(seen.log("touched")) == [(2, ["time touched"]), (1, ["added touched"])]
+    assert said(seen.log("link")) == [(3, ["modified link"]), (1, ["added link"])]
+    assert said(seen.log("deep/er/est/f")) == [
         (3, ["renamed deep/er/est/f > moved"]),
         (2, ["modified deep/er/est/f"]),
         (1, ["added deep/er/est/f"]),
     ]
-    assert said(past.log(b"moved")) == [(5, ["deleted moved"]), (3, ["renamed deep/er/est/f > moved"])]
-    assert said(past.log("doc")) == [(3, ["type doc", "added doc/inside"]), (1, ["added doc"])]
-    assert said(past.log("doc/inside")) == [(3, ["added doc/inside"])]
-    assert said(past.log("empty")) == [(5, ["added empty"])]
-    assert [v for v, _ in said(past.log("deep"))] == [3, 2, 1]
-    assert [i.version for i in past.log("")] == [6, 5, 3, 2, 1]
-    assert said(past.log("a.txt", limit=1)) == [(6, ["modified a.txt"])]
-    sizes = past.log("deep/er/est/f")[1].changes[0]
+    assert said(seen.log(b"moved")) == [(5, ["deleted moved"]), (3, ["renamed deep/er/est/f > moved"])]
+    assert said(seen.log("doc")) == [(3, ["type doc", "added doc/inside"]), (1, ["added doc"])]
+    assert said(seen.log("doc/inside")) == [(3, ["added doc/inside"])]
+    assert said(seen.log("empty")) == [(5, ["added empty"])]
+    assert [v for v, _ in said(seen.log("deep"))] == [3, 2, 1]
+    assert [i.version for i in seen.log("")] == [6, 5, 3, 2, 1]
+    assert said(seen.log("a.txt", limit=1)) == [(6, ["modified a.txt"])]
+    sizes = seen.log("deep/er/est/f")[1].changes[0]
     assert (sizes.before.size, sizes.after.size) == (2, 5)
-    first = past.log("a.txt")[-1]
-    assert (first.message, first.device, first.snapshot) == ("one", "laptop", past.ls("1").snapshot)
+    first = seen.log("a.txt")[-1]
+    assert (first.message, first.device, first.snapshot) == ("one", "laptop", seen.ls("1").snapshot)
 
 
 @pytest.mark.parametrize("path", ["nothing", "a.txt/below", "deep/er/none", "link/x"])
-def test_the_log_of_what_never_was(past: Workspace, path: str) -> None:
+def test_the_log_of_what_never_was(seen: Workspace, path: str) -> None:
     with pytest.raises(UsageError, match=path):
-        past.log(path)
+        seen.log(path)
 
 
 @pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x", "a\0b"])
-def test_paths_outside(past: Workspace, path: str) -> None:
-    for call in (past.log, lambda p: past.ls(path=p), lambda p: past.restore("1", [p]), lambda p: past.diff(paths=[p])):
+def test_paths_outside(seen: Workspace, path: str) -> None:
+    for call in (seen.log, lambda p: seen.ls(path=p), lambda p: seen.restore("1", [p]), lambda p: seen.diff(paths=[p])):
         with pytest.raises(UsageError, match="inside the workspace"):
             call(path)
 
@@ -251,13 +263,13 @@ def test_a_search_reads_only_what_lies_on_the_way(past: Workspace, monkeypatch: 
     assert len(asked) <= 2 * len(roots) + 2 * 8, "one way down per version, and the differences of two versions"
 
 
-def test_counts(past: Workspace) -> None:
-    counts = {i.version: i.counts for i in past.log(with_counts=True)}
+def test_counts(seen: Workspace) -> None:
+    counts = {i.version: i.counts for i in seen.log(with_counts=True)}
     assert (counts[1].added, counts[1].modified, counts[1].deleted) == (7, 0, 0)
     assert (counts[2].modified, counts[2].other) == (2, 2)
     assert (counts[3].renamed, counts[3].other, counts[3].added, counts[3].deleted) == (1, 1, 1, 0)
     assert (counts[5].added, counts[5].deleted) == (1, 1)
-    assert all(i.counts is None for i in past.log())
+    assert all(i.counts is None for i in seen.log())
 
 
 def test_what_a_merge_by_lines_replaced_is_in_the_log(lab: Lab) -> None:
@@ -329,26 +341,26 @@ def test_a_new_device_without_any_backend_says_so(past: Workspace, lab: Lab) -> 
 # --- differences
 
 
-def test_diff_of_two_versions(past: Workspace) -> None:
-    assert short(past.diff("1", "2").changes) == [
+def test_diff_of_two_versions(seen: Workspace) -> None:
+    assert short(seen.diff("1", "2").changes) == [
         "modified a.txt",
         "modified deep/er/est/f",
         "mode mode",
         "time touched",
     ]
-    assert short(past.diff("2", "3").changes) == [
+    assert short(seen.diff("2", "3").changes) == [
         "type doc", "added doc/inside", "modified link", "renamed deep/er/est/f > moved",
     ]  # fmt: skip
-    assert short(past.diff("3", "2").changes) == [
+    assert short(seen.diff("3", "2").changes) == [
         "renamed moved > deep/er/est/f", "type doc", "deleted doc/inside", "modified link",
     ]  # fmt: skip
-    assert past.diff("3", "4").changes == ()
-    assert short(past.diff("1", "6", ["a.txt", "deep"]).changes) == ["time a.txt", "deleted deep/er/est/f"]
-    assert [c.kind for c in past.diff("0", "1").changes] == ["added"] * 7
-    r = past.diff("1", "2")
+    assert seen.diff("3", "4").changes == ()
+    assert short(seen.diff("1", "6", ["a.txt", "deep"]).changes) == ["time a.txt", "deleted deep/er/est/f"]
+    assert [c.kind for c in seen.diff("0", "1").changes] == ["added"] * 7
+    r = seen.diff("1", "2")
     assert (r.a, r.b, r.counts.modified, r.counts.other) == ("version 1", "version 2", 2, 2)
     with pytest.raises(UsageError, match="neither in version 1 nor in version 2"):
-        past.diff("1", "2", ["nowhere"])
+        seen.diff("1", "2", ["nowhere"])
 
 
 def test_diff_with_the_folder(past: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,9 +446,9 @@ def test_text_that_cannot_be_had_is_told(past: Workspace, lab: Lab) -> None:
 # --- listings
 
 
-def test_listings(past: Workspace) -> None:
+def test_listings(seen: Workspace) -> None:
     def names(*args: object, **kwargs: object) -> list[str]:
-        return [item.path.decode() for item in past.ls(*args, **kwargs).entries]  # type: ignore[arg-type]
+        return [item.path.decode() for item in seen.ls(*args, **kwargs).entries]  # type: ignore[arg-type]
 
     assert names() == ["a.txt", "deep", "doc", "empty", "link", "mode", "touched"]
     assert names("1", "deep") == ["deep/er", "deep/other"]
@@ -444,7 +456,7 @@ def test_listings(past: Workspace) -> None:
     assert names("1", b"deep/er/est/f") == ["deep/er/est/f"]
     assert names("2", "./deep//er/") == ["deep/er/est"]
     assert len(names("1", recursive=True)) == 10
-    facts = {item.path: item.facts for item in past.ls("2").entries}
+    facts = {item.path: item.facts for item in seen.ls("2").entries}
     assert (facts[b"mode"].mode, facts[b"mode"].size, facts[b"mode"].kind) == (0o600, 1, "file")
     assert facts[b"touched"].mtime_ns == 10**18
     assert (facts[b"link"].kind, facts[b"link"].target) == ("link", b"a.txt")
@@ -455,7 +467,7 @@ def test_listings(past: Workspace) -> None:
         ("zz", "the root"),
     ):
         with pytest.raises(UsageError, match="version 1 has nothing at") as e:
-            past.ls("1", path)
+            seen.ls("1", path)
         assert nearest in e.value.next_step
 
 

@@ -237,15 +237,19 @@ def run_process(*words: str, cwd: Path, env: Mapping[str, str] | None = None, ti
 
 
 @contextlib.contextmanager
-def laboratory(root: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> Iterator[Lab]:
-    """A laboratory; everything it opened is closed afterwards."""
-    _CAPTURE.append(capture)
+def laboratory(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str] | None = None
+) -> Iterator[Lab]:
+    """A laboratory; everything it opened is closed afterwards. Without `capture` it runs no commands."""
+    if capture is not None:
+        _CAPTURE.append(capture)
     made = Lab(root, monkeypatch)
     try:
         yield made
     finally:
         made.close()
-        _CAPTURE.pop()
+        if capture is not None:
+            _CAPTURE.remove(capture)
 
 
 def flip(path: Path, at: int = -40) -> None:
