@@ -44,6 +44,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "backend": "backends",
         "rebalance": "backends",
         "check": "sync",
+        "drill": "backends",
         "gc": "keep",
         "recover": "recover",
     },

@@ -15,9 +15,8 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
 
-from metasync.errors import ExcludedError
 from metasync.events import Listener, Sheltered, ignore
 from metasync.keys.slots import COST, Cost
 from metasync.local import settings as preferences
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, log, read, restore, tags
     from metasync.maintenance import add_backend, backend_states, check, collect, recover, status
+    from metasync.maintenance import drill as drills
     from metasync.maintenance import rebalance as rebalancing
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
@@ -45,6 +45,7 @@ else:
     read, restore, tags = operations.lazy("history", "read", "restore", "tags")
     add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
     backend_states, rebalancing, status = operations.lazy("maintenance", "backend_states", "rebalance", "status")
+    (drills,) = operations.lazy("maintenance", "drill")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
@@ -52,7 +53,6 @@ else:
 
 Folder: TypeAlias = str | os.PathLike[str]
 Opened: TypeAlias = "Mapping[str, Backend] | None"
-JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
 
 
 class Workspace:
@@ -134,24 +134,16 @@ class Workspace:
         """
         preferences.check(settings)
         folder, heard = absolute(directory), Sheltered(lambda: on_event)
-        for turn in range(JOINS_MAX):
-            opened: dict[str, Backend] = {}
+
+        def begin(again: bool) -> Workspace:
             if invite is not None:
                 clone_invitation.accept(folder, invite, backends, heard, trust_hosts)
-            else:
-                words, again = (name, backends, passphrase, device_name), turn > 0
-                opened = clone_passphrase.begin(folder, *words, expect, heard, again=again)
-            workspace = cls._open_at(folder, on_event, opened)
-            try:
-                for key, value in settings.items():
-                    workspace.configure(key, value)
-                report = workspace._finish_clone()
-                return dataclasses.replace(report, vouched=invite is not None or expect is not None)
-            except BaseException as e:
-                workspace.close()
-                if not (isinstance(e, ExcludedError) and forget(folder) and invite is None and turn < JOINS_MAX - 1):
-                    raise  # else the keys were changed since this began: again, with those of today
-        raise AssertionError
+                return cls._open_at(folder, on_event)
+            words = (name, backends, passphrase, device_name, expect, heard)
+            return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again))
+
+        report = first_checkout.clone(begin, cls._finish_clone, settings, lambda: forget(folder) and invite is None)
+        return dataclasses.replace(report, vouched=invite is not None or expect is not None)
 
     def _finish_clone(self) -> reports.CloneReport[Workspace]:
         with self._operation("clone") as s:
@@ -373,6 +365,13 @@ class Workspace:
         """Changes how many copies of everything are promised, for all devices. Errors: as for `backend_remove`."""
         with self._changing("config set copies") as s:
             return add_backend.set_copies(s, copies, passphrase=passphrase, dry_run=dry_run)
+
+    def drill(self, without: Sequence[str], *, read_data: bool = False) -> reports.DrillReport:
+        """Looks whether all could be read and agreed without these backends, and what would be lost: asks them nothing.
+
+        `read_data`: reads every copy on the others. `UsageError`: there is none of that name, or none would be left.
+        """
+        return drills.drill(self._work, without, read_data=read_data)
 
     def rebalance(self, *, dry_run: bool = False, read_data: bool = False) -> reports.RebalanceReport:
         """Moves packs to where the backends of today want them, and deletes surplus copies once that is agreed.

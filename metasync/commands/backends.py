@@ -206,6 +206,38 @@ def rebalance(options: Options, dry_run: bool, read_data: bool) -> None:
     console.report("rebalance", backends_text.rebalance(r), r, [*([7] if r.lost else []), *codes])
 
 
+@click.command()
+@click.option(
+    "--without",
+    "without",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    shell_complete=completing("backends"),
+    help="A backend to do without; may be repeated.",
+)
+@click.option("--read-data", is_flag=True, help="Read every copy on the others, whatever their providers tell.")
+@common
+@click.pass_obj
+def drill(options: Options, without: tuple[str, ...], read_data: bool) -> None:
+    """Shows whether all would go on without some backends.
+
+    Asks those backends nothing: has the others tell the newest version, looks there for a copy of every pack and of
+    all that a new device needs, and names the files that would be lost. Changes nothing. Ends with 7 where something
+    would be lost, with 4 where something else would not go on.
+
+    \b
+    Example:
+      metasync drill --without usb
+      metasync drill --without usb --without box --read-data
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.drill(without, read_data=read_data)
+    codes = [7] * bool(r.lost) + [4] * (not r.is_passed)
+    console.report("drill", backends_text.drill(r, verbose=options.verbose), r, codes)
+
+
 @backend.command("check")
 @click.argument("url")
 @click.option("--quick", is_flag=True, help="A fifth of the requests and bytes, and a weaker answer.")

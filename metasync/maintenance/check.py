@@ -70,7 +70,7 @@ class _Looked:
         wanted, names = s.transfer.placement.copies, s.names
         ids, reached = {p.name: i for i, p in s.transfer.places.items()}, _all_reached(s)
         on_their_way = late_copies.load(s.db)
-        for n, (record, home, elsewhere) in enumerate(_looked_at(s, packs, read_data=self.read_data), 1):
+        for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
             self.by.update(c.how for c in (*home, *there))
             self.bytes_read += sum(c.bytes_read for c in copies)
@@ -130,7 +130,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     s.db.set(SHORT_KEY, short)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
-    beside, brought = _check_meta(s, agreed, standings, read_data=read_data)
+    apart, brought = _check_meta(s, agreed, standings, read_data=read_data)
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
@@ -142,7 +142,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         lost=tuple(sorted(name for (_, name), (verdict, _) in now.found.items() if not verdict.good)),
         short=short,
         meta_problems=(
-            *beside,
+            *apart,
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
         notes=(*space.check_ballast(s, standings), *seen, *brought),
@@ -152,7 +152,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     )
 
 
-def _looked_at(
+def looked_at(
     s: Session, packs: Sequence[PackRecord], *, read_data: bool
 ) -> Iterator[tuple[PackRecord, list[CopyState], list[CopyState]]]:
     """Looks at the copies of packs, several at a time: where each belongs, and elsewhere. In no order."""
@@ -199,11 +199,16 @@ def _check_meta(
     """The index, config and device set on every acceptor, and whether each is the one it should be. -> also notes."""
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     problems += [CheckProblem("all backends", b"", told) for told in health.check_heads(s, agreed.state)]
+    found, brought = health.check_meta(s, beside(agreed), {p.backend for p in problems}, read_data=read_data)
+    return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought
+
+
+def beside(agreed: Agreed) -> list[tuple[str, Ref | bytes]]:
+    """The objects beside the logs that an agreed state names: what each is, and where it is."""
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))
         named += [("index segment", Ref(*item.ref)) for item in agreed.root.apart]
     if agreed.state.retained.hash != ZERO_HASH:
         named.append(("list of what is kept", agreed.state.retained))
-    found, brought = health.check_meta(s, named, {p.backend for p in problems}, read_data=read_data)
-    return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought
+    return named

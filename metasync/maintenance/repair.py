@@ -10,7 +10,7 @@ Nothing is deleted here, so two devices may repair the same at once: the same by
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
@@ -70,7 +70,7 @@ def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) 
         state, mine = name_in_index(s, agreed.state, given.root)
         agreed = s.load(state)
         if mine:
-            files = _gone_files(s, agreed, given.gone) if given.gone else ()
+            files = gone_files(s, agreed, given.gone) if given.gone else ()
             out = replace(out, stored_bytes=given.bytes_stored, version=state.v, gone=files)
             return replace(out, gone_objects=0 if files else len(given.gone)), agreed
         lost = [p for p in lost if p.id in agreed.index.packs()]  # as far as nobody else did it meanwhile
@@ -241,7 +241,7 @@ def name_in_index(s: Session, base: State, index: Ref | None) -> tuple[State, bo
 # ---- what nobody has
 
 
-def _gone_files(s: Session, agreed: Agreed, gone: frozenset[bytes]) -> tuple[Gone, ...]:
+def gone_files(s: Session, agreed: Agreed, gone: Container[bytes]) -> tuple[Gone, ...]:
     """The files of all versions whose contents are among `gone`, the oldest first."""
     contents, out = s.contents(agreed), []
     last: dict[bytes, int] = {}  # of files that are gone in the version looked at: the last version that has them
@@ -274,7 +274,7 @@ def _line(contents: Contents, agreed: Agreed) -> Iterator[Snapshot]:
             return
 
 
-def _is_gone(contents: Contents, entry: Entry, gone: frozenset[bytes]) -> bool:
+def _is_gone(contents: Contents, entry: Entry, gone: Container[bytes]) -> bool:
     if not entry.root:
         return entry.content in gone
     if entry.root in gone:

@@ -297,6 +297,11 @@ def check(
     return problems, notes
 
 
+def lacks(s: Session, state: State, names: Collection[str]) -> list[str]:
+    """What these backends do not have among them, so that no new device can enter: sentences. Brings nothing."""
+    return _nowhere(s, state, look(s, state, names))
+
+
 def _missing(found: Copies, backend: str) -> str:
     lack = found.lacking[backend]
     newest = max(found.rings, default=0)

@@ -320,6 +320,45 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
+class DrillReport:
+    """What would be left without some backends. `version`: the newest one that the others show.
+
+    voting, quorum  how many backends that vote are left and answer, and how many of all must agree
+    agrees          a quorum of them told the newest version: so pushes and pulls would go on
+    joins           a new device would find keys and key slots
+    copies          how many of each pack are promised; `by_copies`: how many packs would have 0, 1, ... copies
+    problems        what else is missing, by backend ("" where it is of all of them): of what lies beside the logs, of
+                    the keys, and backends that are left and do not answer
+    lost            packs of which no intact copy was found, and `lost_bytes` in them
+    gone            files that would be lost with them, oldest version first; `gone_objects`: directories and versions
+                    that could not be listed any more
+    """
+
+    version: int
+    fingerprint: str
+    without: tuple[str, ...]
+    voting: int
+    quorum: int
+    agrees: bool
+    joins: bool
+    copies: int
+    by_copies: tuple[int, ...]
+    copies_checked: int
+    bytes_read: int
+    by_digest: int
+    problems: tuple[CheckProblem, ...] = ()
+    lost: tuple[bytes, ...] = ()
+    lost_bytes: int = 0
+    gone: tuple[Gone, ...] = ()
+    gone_objects: int = 0
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether nothing would be lost, and all would go on."""
+        return self.agrees and self.joins and not (self.lost or self.problems)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckReport:
     """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few.
 

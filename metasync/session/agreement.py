@@ -312,9 +312,10 @@ def note_standings(s: Session) -> None:
         if standing.kind in ("replaced", "rolled back"):
             s.leave_out(name, UnreachableError(f"{standing.kind}: {standing.reason}"))
     ill = {name for name, standing in s.group.standings.items() if standing.kind in ("down", "replaced", "rolled back")}
-    away = (ill | s.connections.absent.keys()) & s.connections.links.keys()
+    unasked = s.connections.without
+    away = (ill | s.connections.absent.keys()) & s.connections.links.keys() - unasked
     if away or s.db.has(AWAY_KEY):
-        evidence.note_away(s.db, away, s.connections.agreed_names - s.group.heard, s.wall_ns())
+        evidence.note_away(s.db, away, (s.connections.agreed_names - s.group.heard) | unasked, s.wall_ns())
 
 
 def note_retired(s: Session) -> None:

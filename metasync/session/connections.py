@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from metasync.backends.wrappers.ballast import WithBallast
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import ZERO_HASH, Group, birth_path, is_root
 from metasync.consensus.records.era import Tombstone
-from metasync.errors import BackendError, UsageError
+from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Notice, ignore
 from metasync.local.lock import WAIT_S, WorkspaceLock
 from metasync.local.state_keys import (
@@ -153,6 +153,7 @@ class Connections:
         self.directory = directory
         self.machine = machine
         self.on_event: Listener = ignore  # hears what the ways do by themselves
+        self.without: Set[str] = frozenset()  # see `doing_without`
         self._opened = dict(opened)  # backends that the caller had open, by name: closed with the others
         self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.guard = IdentityGuard(
@@ -263,9 +264,8 @@ class Connections:
         joining = self.db.get(JOINING_KEY) or {}
         self.db.set(JOINING_KEY, {**joining, backend_id.hex(): link})
         way = self.ways[backend_id] = Way(name, link)
-        view = self._opened_as(way, backend)
         assert self._runtime is not None
-        self._runtime.add_backend(name, view)
+        self._runtime.add_backend(name, self._opened_as(way, backend))
 
     def has_joined(self) -> None:
         """Nothing is waiting to be added any more."""
@@ -333,8 +333,7 @@ class Connections:
         """Forgets the ways to backends that were removed, from the next command on: nothing is read there any more."""
         former = {self.ways[i].name for i in self.former}
         with self.db.transaction():
-            links = self.db.need(LINKS_KEY)
-            self.db.set(LINKS_KEY, {n: link for n, link in links.items() if n not in former})
+            self.db.set(LINKS_KEY, {n: link for n, link in self.db.need(LINKS_KEY).items() if n not in former})
 
     def open(self) -> tuple[Runtime, Group]:
         """Opens the ways to the backends, once. One that could not be had is tried again."""
@@ -370,9 +369,22 @@ class Connections:
             self._group.participant.acceptors[b""].tombstone = Tombstone(noted, ZERO_HASH)
         return self._runtime, self._group
 
+    @contextlib.contextmanager
+    def doing_without(self, names: Set[str]) -> Iterator[None]:
+        """Opens no way to these backends meanwhile: every call on one fails at once, and nothing is noted of it."""
+        self.close()
+        self.without = names
+        try:
+            yield
+        finally:
+            self.close()
+            self.without = frozenset()
+
     def _open(self, way: Way) -> Backend:
         """Opens a linked backend. -> the workspace's folder there, or an `AbsentBackend`."""
         try:
+            if way.name in self.without:
+                raise UnreachableError(f"{way.name}: not asked")
             opened = self._opened.pop(way.name, None)
             backend = opened or self.machine.way(way.name, way.link, suspected=way.name in self._hung)
         except BackendError as e:
@@ -383,8 +395,8 @@ class Connections:
     def _opened_as(self, way: Way, backend: Backend) -> Backend:
         open_backend.tell_holds(way.name, backend, lambda event: self.on_event(event))
         way.store = backend
-        way.view = view = WithBallast(Prefixed(backend, way.link.folder), lambda: self.given_up.add(way.name))
-        return view
+        way.view = WithBallast(Prefixed(backend, way.link.folder), lambda: self.given_up.add(way.name))
+        return way.view
 
     def store(self, name: str) -> Backend | None:
         """The open store of this name, an `AbsentBackend` where it cannot be had; None: there is no way to it."""
@@ -426,7 +438,7 @@ class Connections:
     def _hung_now(self) -> dict[str, float]:
         """The backends that hang, with the time: the next command waits less for them."""
         hung = dict(self._hung)
-        for way in self.ways.values():
+        for way in [way for way in self.ways.values() if way.name not in self.without]:
             if way.absent is not None:
                 silent: bool | None = isinstance(way.absent.why, open_backend.OpeningHangsError)
             else:

@@ -134,7 +134,7 @@ def noted_standings(s: Session) -> dict[str, str]:
     return _ailing(s.group.standings)
 
 
-class _Beside(NamedTuple):
+class Beside(NamedTuple):
     """One copy of an object beside the logs."""
 
     what: str
@@ -151,26 +151,7 @@ def check_meta(
     A copy that is missing is brought from another backend. Whoever agreed a version waited for as many as every quorum
     needs (`Config.meta_copies`); the others' copies were under way then, and may have got lost.
     """
-    copies = _beside(s, named, ill)
-    replies = _replies(s, copies, "get" if read_data else "stat")
-    if not read_data:  # nobody noted how many bytes there should be: copies that differ are read
-        sizes: dict[bytes, set[int]] = {}
-        for copy, reply in replies.items():
-            if reply.error is None:
-                sizes.setdefault(copy.digest, set()).add(reply.value)
-        replies |= _replies(s, [c for c in copies if len(sizes.get(c.digest, ())) > 1], "get")
-    problems: list[tuple[str, str]] = []
-    lacking: dict[bytes, list[_Beside]] = {}
-    holders: dict[bytes, list[_Beside]] = {}
-    for copy, reply in replies.items():
-        if isinstance(reply.error, NotFoundError):
-            lacking.setdefault(copy.digest, []).append(copy)
-        elif reply.error is not None:
-            problems.append((copy.backend, f"{copy.what} cannot be read: {reply.error.message}"))
-        elif isinstance(reply.value, bytes) and hashlib.sha256(reply.value).digest() != copy.digest:
-            problems.append((copy.backend, f"{copy.what} is altered"))
-        else:
-            holders.setdefault(copy.digest, []).append(copy)
+    problems, lacking, holders = look_beside(s, named, ill, read_data=read_data)
     brought: dict[str, set[str]] = {}
     for digest, lack in lacking.items():
         there = _bring(s, lack, holders.get(digest, ()))
@@ -184,7 +165,37 @@ def check_meta(
     ]
 
 
-def _beside(s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str]) -> list[_Beside]:
+def look_beside(
+    s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str], *, read_data: bool
+) -> tuple[list[tuple[str, str]], dict[bytes, list[Beside]], dict[bytes, list[Beside]]]:
+    """Looks for the objects beside the logs, but on `ill` backends, and brings nothing.
+
+    -> (problems as (backend, why), copies that are missing, copies that are there), the latter by the object's hash.
+    """
+    copies = _beside(s, named, ill)
+    replies = _replies(s, copies, "get" if read_data else "stat")
+    if not read_data:  # nobody noted how many bytes there should be: copies that differ are read
+        sizes: dict[bytes, set[int]] = {}
+        for copy, reply in replies.items():
+            if reply.error is None:
+                sizes.setdefault(copy.digest, set()).add(reply.value)
+        replies |= _replies(s, [c for c in copies if len(sizes.get(c.digest, ())) > 1], "get")
+    problems: list[tuple[str, str]] = []
+    lacking: dict[bytes, list[Beside]] = {}
+    holders: dict[bytes, list[Beside]] = {}
+    for copy, reply in replies.items():
+        if isinstance(reply.error, NotFoundError):
+            lacking.setdefault(copy.digest, []).append(copy)
+        elif reply.error is not None:
+            problems.append((copy.backend, f"{copy.what} cannot be read: {reply.error.message}"))
+        elif isinstance(reply.value, bytes) and hashlib.sha256(reply.value).digest() != copy.digest:
+            problems.append((copy.backend, f"{copy.what} is altered"))
+        else:
+            holders.setdefault(copy.digest, []).append(copy)
+    return problems, lacking, holders
+
+
+def _beside(s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str]) -> list[Beside]:
     out = []
     for entry, acceptor in s.config.acceptors:
         if entry.backend_id in s.names and entry.name not in ill:
@@ -192,16 +203,16 @@ def _beside(s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collectio
                 digest = ref if isinstance(ref, bytes) else ref.hash
                 place = acceptor.acceptor_id
                 path = const_path(place, digest.hex()) if isinstance(ref, bytes) else meta_path(place, ref)
-                out.append(_Beside(what, digest, entry.name, path))
+                out.append(Beside(what, digest, entry.name, path))
     return out
 
 
-def _replies(s: Session, copies: Sequence[_Beside], kind: OpKind) -> dict[_Beside, Reply]:
+def _replies(s: Session, copies: Sequence[Beside], kind: OpKind) -> dict[Beside, Reply]:
     replies = s.runtime.run(each({str(n): Op(c.backend, kind, c.path) for n, c in enumerate(copies)}))
     return {c: replies[str(n)] for n, c in enumerate(copies)}
 
 
-def _bring(s: Session, lack: Sequence[_Beside], holders: Sequence[_Beside]) -> set[str]:
+def _bring(s: Session, lack: Sequence[Beside], holders: Sequence[Beside]) -> set[str]:
     """Copies an object from the first backend that has it intact. -> which of those that lacked it have it now."""
     for copy in holders:
         get = Op(copy.backend, "get", copy.path, max_bytes=META_BYTES_MAX, timeout_s=patience_s(META_BYTES_MAX))

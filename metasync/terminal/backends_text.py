@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         BackendState,
         CheckProblem,
         CheckReport,
+        DrillReport,
+        Gone,
         Moving,
         RebalanceReport,
         RecoverReport,
@@ -189,18 +191,53 @@ def _repaired(r: Repaired, *, verbose: bool) -> list[str]:
         lines.append(f"Made {count(r.copies, 'copy', 'copies')} again, {size(r.copied_bytes)}.")
     if r.stored_bytes:
         lines.append(f"Stored anew from this folder: {size(r.stored_bytes)}.")
-    named = r.gone if verbose else r.gone[:GONE_NAMED]
-    for g in named:
-        versions = f"version {g.first}" if g.first == g.last else f"versions {g.first} to {g.last}"
-        lines.append(alarm(f"lost: {text(g.path)} of {versions}: nobody who was asked has it"))
-    if len(r.gone) > len(named):
-        lines.append(alarm(f"lost: and {len(r.gone) - len(named)} more; --verbose names them"))
-    if r.gone_objects:
-        lines.append(alarm(f"lost: {count(r.gone_objects, 'object')} of directories or of the history"))
+    lines += gone(r.gone, r.gone_objects, "lost", ": nobody who was asked has it", verbose=verbose)
     if r.gone or r.gone_objects:
         lines.append("Another device that has it stores it again: metasync check --repair there.")
     if r.waits:
         lines.append(f"{count(r.waits, 'pack')} may be on a backend that is away: run it again when all answer.")
+    return lines
+
+
+def drill(r: DrillReport, *, verbose: bool = False) -> list[str]:
+    """What would go on without some backends, and what would be lost. `verbose`: every file."""
+    read = f", read {size(r.bytes_read)}" if r.bytes_read else ""
+    digests = f", {count(r.by_digest, 'digest')}" if r.by_digest else ""
+    names = ", ".join(r.without)
+    head = (
+        f"Without {names}: version {r.version} ({r.fingerprint}), {count(r.copies_checked, 'copy', 'copies')}{digests}"
+    )
+    lines = [f"{head}{read}."]
+    quorum = f"{r.voting} that vote {'is' if r.voting == 1 else 'are'} left and answer, {r.quorum} must agree"
+    if r.agrees:
+        lines.append(f"  agree: yes; {quorum}")
+    else:
+        words = " ".join(f"--without {name}" for name in r.without)
+        lines.append(f"  agree: no; {quorum}. Nobody could push or pull before a restart: metasync recover {words}")
+    joins = "yes; keys and key slots are there" if r.joins else "no; that takes the agreement and all keys"
+    lines.append(f"  join:  {joins}")
+    have = [f"{count(n, 'pack')} with {count(i, 'copy', 'copies')}" for i, n in enumerate(r.by_copies) if n and i]
+    total = sum(r.by_copies)
+    every = f"{len(r.lost)} of {count(total, 'pack')} would be lost ({size(r.lost_bytes)})" if r.lost else "everything"
+    lines.append("  read:  " + ("; ".join([every, *have]) if total else "nothing was pushed yet"))
+    lines += [f"{p.backend + ': ' if p.backend else ''}{p.problem}" for p in r.problems]
+    lines += gone(r.gone, r.gone_objects, "would be lost", verbose=verbose)
+    if r.is_passed:
+        return [*lines, f"All could go on without {names}."]
+    return [*lines, f"Not all could go on without {names}."]
+
+
+def gone(files: Sequence[Gone], objects: int, lost: str, why: str = "", *, verbose: bool) -> list[str]:
+    """Files that nobody has, or will have, a line each; and how many directories and versions."""
+    named = files if verbose else files[:GONE_NAMED]
+    lines: list[str] = []
+    for g in named:
+        versions = f"version {g.first}" if g.first == g.last else f"versions {g.first} to {g.last}"
+        lines.append(alarm(f"{lost}: {text(g.path)} of {versions}{why}"))
+    if len(files) > len(named):
+        lines.append(alarm(f"{lost}: and {len(files) - len(named)} more; --verbose names them"))
+    if objects:
+        lines.append(alarm(f"{lost}: {count(objects, 'object')} of directories or of the history"))
     return lines
 
 

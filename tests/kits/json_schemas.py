@@ -49,6 +49,7 @@ COMMANDS: dict[str, Any] = {
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},
     "check": backends.CheckReport,
     "rebalance": backends.RebalanceReport,
+    "drill": backends.DrillReport,
     "backend list": backends.BackendList,
     "backend link": backends.BackendState,
     "backend unlink": backends.BackendState,
