@@ -163,10 +163,13 @@ def fence(m: Participant, instance: Instance, value: State, new: Config, deadlin
 
 
 def _is_enough(instance: Instance, value: State, stay: Set[bytes], *, closed: bool) -> bool:
-    """Whether so many acceptors that were heard in this operation voted in one round, and are closed."""
+    """Whether so many acceptors that were heard in this operation voted in one round, and are closed.
+
+    Before they are closed: can be. A device may have appended a vote for another value meanwhile, in a higher round.
+    """
     every_quorum = len(instance.acceptors) - instance.quorum + 1 + instance.config.f
     usable = [a for a in instance.acceptors.values() if a.born and a.log.usable]
-    heard = [a for a in usable if a.log.closed == value or not closed]
+    heard = [a for a in usable if a.log.closed == value or (not closed and a.log.closes(value))]
     for rnd in {rnd for a in heard for rnd in a.log.votes}:
         held = {a.acceptor_id for a in heard if a.log.votes.get(rnd) == value}
         if len(held) >= instance.quorum and len(held & stay) >= min(every_quorum, len(stay)):

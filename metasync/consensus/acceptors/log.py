@@ -289,8 +289,8 @@ class LogAcceptor(AcceptorView):
         if log.closed is not None:
             return Outcome("done" if value is None or value == log.closed else "closed")
         if kind is Kind.DECIDED:
-            voted = log.accepted is not None and log.accepted[1] == value
-            return None if voted else Outcome("failed", "it has not voted for what is decided")
+            assert value is not None
+            return None if log.closes(value) else Outcome("failed", "it has not voted for what is decided")
         if log.promised > rnd:
             return Outcome("rejected")
         if kind is Kind.PREPARE:

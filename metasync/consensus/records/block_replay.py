@@ -90,6 +90,9 @@ class Blocks(Replay):
         """True when this round was not promised here, and never can be: a higher one stood before all was read."""
         return rnd not in self.prepared and self._settled >= rnd
 
+    def closes(self, value: State) -> bool:
+        return value in ({self.closed} if self.closed is not None else self._accepts.values())
+
     def takes(self, size: int) -> bool:
         return self.size + size <= LOG_BYTES_MAX
 

@@ -268,6 +268,10 @@ class Replay(ABC):
     def takes(self, size: int) -> bool:
         """True while one more message, of so many bytes, poisons nothing by its length."""
 
+    @abstractmethod
+    def closes(self, value: State) -> bool:
+        """True when DECIDED of this value would close it, or has."""
+
     def lacks(self, rnd: Round) -> bool:
         """True when this round was not promised here, and never can be."""
         return rnd not in self.prepared and self.promised >= rnd
@@ -330,6 +334,9 @@ class Log(Replay):
     def shut(self) -> bool:
         """True when nothing is accepted here any more, and all that was is known."""
         return self.closed is not None
+
+    def closes(self, value: State) -> bool:
+        return self.accepted is not None and self.accepted[1] == value
 
     def takes(self, size: int) -> bool:
         return self.next_idx < LOG_ENTRIES_MAX and self.size + size <= LOG_BYTES_MAX
@@ -401,7 +408,7 @@ class Log(Replay):
                 self.promised = rnd
                 self.prepared.add(rnd)
         elif entry.kind is Kind.DECIDED:
-            if self.accepted is not None and self.accepted[1] == value:
+            if self.closes(value):
                 self.closed = value
             else:
                 self.contrary.add(entry.device_id)
