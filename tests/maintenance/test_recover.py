@@ -25,6 +25,7 @@ from metasync.errors import (
     UsageError,
 )
 from metasync.events import Notice
+from metasync.local.state_keys import TREE_KEY
 from metasync.runtime.effects import Sleep
 from metasync.session.folder import ERA_KEY
 from metasync.workspace import Workspace
@@ -119,6 +120,30 @@ def test_what_only_the_lost_held_comes_back_with_the_device_that_has_it(lab: Lab
         assert w.status().problem == "" and w.check(read_data=True).lost == ()
         w.close()
     assert files(lab.clone(lab.urls("a"), device="third").directory) == files(one.directory)
+
+
+def test_what_was_never_here_does_not_count_as_deleted_after_a_restart(lab: Lab) -> None:
+    """The version that the folder left has it, as the one that the new era begins with has; the folder has no row."""
+    one, other = two_devices(lab)
+    with one._session("pull") as s, s.db.transaction():
+        s.db.delete_rows([b"both"])
+        s.db.set(TREE_KEY, None)
+    (one.directory / "both").unlink()
+    lose(lab, "a")
+    one = lab.reopen(one)
+    write(one.directory, {"only mine": b"mine"})
+    assert one.push("two").version
+    one.close()
+    bring_back(lab, "a")
+    lose(lab, "b", "c")
+    other = lab.reopen(other)
+    other.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    other.push("in the new era")
+    one = lab.reopen(one)
+    one.status()
+    one.sync()
+    other.sync()
+    assert files(other.directory)["both"] == b"first"
 
 
 def test_what_the_others_can_still_agree_is_no_loss(lab: Lab) -> None:

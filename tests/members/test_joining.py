@@ -133,6 +133,7 @@ def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.Mon
         return s.group.propose(base, lambda: change, op_id=change.op_id, deadline_s=QUICK_S)
 
     lab.hurry()
+    proposed = agreement.proposing
     monkeypatch.setattr(agreement, "proposing", proposing)
     folder = lab.root / "desktop"
     report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
@@ -142,6 +143,14 @@ def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.Mon
     assert {p: n.data for p, n in tree_of(d.directory).items() if n.kind == "file"} == {
         name.encode(): data for name, data in FILES.items()
     }
+    for name in "bc":
+        (lab.root / f"{name} is away").rename(lab.store(name))
+    monkeypatch.setattr(agreement, "proposing", proposed)
+    d = lab.reopen(d)
+    with d._session("push") as s:
+        s.db.set(JOURNAL_KEY, None)  # nothing but that it is no member calls for a push
+    assert d.push().version is None, "no file has changed"
+    assert {x.state for x in d.device_list().devices} == {"admitted"}, "and the push had it agreed"
 
 
 def test_a_device_that_was_agreed_unnoticed_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
