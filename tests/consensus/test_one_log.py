@@ -11,11 +11,15 @@ from test_audits import Told
 from test_counting import Logs
 
 from metasync.consensus.acceptors.log import LogAcceptor
-from metasync.consensus.acceptors.view import LAG_S, TRUST_S, Outcome
-from metasync.consensus.records.entry import CLAIM_BYTES_MAX, Kind, Round, Seen, covering, floor_path
+from metasync.consensus.acceptors.view import DELTA_S, LAG_S, TRUST_S, Outcome
+from metasync.consensus.participant import OP_TIMEOUT_S
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.entry import CLAIM_BYTES_MAX, Claim, Kind, Round, Seen, covering, floor_path
 from metasync.consensus.records.log_replay import NEVER
-from metasync.errors import UnreachableError
+from metasync.consensus.records.state import Change, Ref
+from metasync.errors import RefusedError, UnreachableError
 from metasync.keys.derive import sha256
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime.effects import Op, Reply
 
 
@@ -197,3 +201,159 @@ def test_a_create_that_gets_no_answer_is_tried_again_and_not_for_ever(one: OneLo
     assert one.append(Kind.PREPARE, one.mine(1)) == "failed"
     assert len(tries) > 1
     assert len(set(tries)) == 1  # the same bytes, which may have landed
+
+
+def test_a_create_that_is_refused_is_not_tried_again(one: OneLog) -> None:
+    creates = []
+
+    def answer(_: str, op: Op, store: Store) -> Reply:
+        if op.kind == "create":
+            creates.append(op)
+            return Reply(error=RefusedError("no such bucket"))
+        return store.do(op)
+
+    one.world.liars["a"] = answer
+    assert one.append(Kind.PREPARE, one.mine(1)) == "failed"
+    assert len(creates) == 1
+
+
+def test_a_small_entry_is_waited_for_as_every_small_request_is(one: OneLog) -> None:
+    assert one.append(Kind.PREPARE, one.mine(1)) == "done"
+    create = next(op for op in reversed(one.world.requests["a"]) if op.kind == "create")
+    assert create.timeout_s == OP_TIMEOUT_S
+
+
+def test_what_a_create_took_is_how_long_a_request_takes(one: OneLog) -> None:
+    one.world.takes_s["a"] = 0.5
+    assert one.append(Kind.PREPARE, one.mine(1)) == "done"
+    assert one.member.rtt_s == pytest.approx(0.5)
+
+
+# ---- how it fares, and for how long that counts
+
+
+def test_how_it_fares_is_noted_by_who_looks(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    one.look()
+    assert one.member.standings["a"].kind == "ok"
+    one.logs.poison("a", 1)
+    one.look()
+    assert one.member.standings["a"].kind == "poisoned"
+
+
+def test_nothing_is_said_of_the_next_version_where_another_floor_may_cover_it(
+    one: OneLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.logs.prepare("a", 1)
+    one.world.do(one.view.look(beyond=True))
+    assert one.view.beyond
+    monkeypatch.setattr(entries, "VERSIONS_PER_FOLDER", 2)
+    again = one.ws.unread(one.member, one.base, "a")
+    one.world.do(again.look(beyond=True))
+    assert not again.beyond
+
+
+def sleeps_at(one: OneLog, kind: str) -> list[Op]:
+    """The machine sleeps for long, once, while such a request for an entry is under way. -> all of them."""
+    asked: list[Op] = []
+
+    def answer(_: str, op: Op, store: Store) -> Reply:
+        if op.kind == kind and "/px/" in op.path:
+            asked.append(op)
+            one.world.now += (TRUST_S + 1) * (len(asked) == 1)
+        return store.do(op)
+
+    one.world.liars["a"] = answer
+    return asked
+
+
+def test_what_was_read_while_the_machine_slept_counts_for_nothing(one: OneLog) -> None:
+    """The log may have been deleted below a floor meanwhile."""
+    one.look()
+    sleeps_at(one, "get")
+    one.look()
+    assert not one.view.ended
+
+
+def test_an_entry_that_was_created_while_the_machine_slept_is_created_again(one: OneLog) -> None:
+    """With the same bytes, and beside another look at the floor: only then it counts."""
+    one.look()
+    creates = sleeps_at(one, "create")
+    assert one.append(Kind.PREPARE, one.mine(1)) == "done"
+    assert len(creates) > 1
+    assert len({op.data for op in creates}) == 1
+    assert one.view.log.next_idx == 1
+
+
+def test_a_taken_slot_that_was_read_while_the_machine_slept_is_not_taken_in(one: OneLog) -> None:
+    one.look()
+    one.logs.prepare("a", 1)
+    sleeps_at(one, "get")
+    assert one.append(Kind.PREPARE, one.mine(2)) == "failed"
+    assert one.view.log.next_idx == 0
+
+
+def test_what_an_append_read_is_as_old_as_what_a_look_read(one: OneLog) -> None:
+    one.logs.prepare("a", 5)
+    assert one.append(Kind.PREPARE, one.mine(7)) == "met"
+    assert one.view.is_fresh()
+    one.member.now += DELTA_S + 1
+    assert not one.view.is_fresh()
+
+
+def test_what_stands_and_was_read_long_ago_is_read_again_before_it_counts(one: OneLog) -> None:
+    assert one.append(Kind.PREPARE, one.mine(1)) == "done"
+    one.world.now += DELTA_S + 1
+    assert one.append(Kind.PREPARE, one.mine(1)) == "done"
+    assert one.view.counts()
+
+
+def test_a_promise_is_gone_after_a_higher_round_though_the_vote_that_it_led_to_counts(one: OneLog) -> None:
+    assert one.append(Kind.PREPARE, one.mine(1)) == "done"
+    assert one.append(Kind.ACCEPT, one.mine(1), one.x) == "done"
+    one.logs.prepare("a", 2)
+    one.look()
+    assert one.append(Kind.PREPARE, one.mine(1)) == "rejected"
+    assert one.append(Kind.ACCEPT, one.mine(1), one.x) == "done"
+
+
+# ---- more of what is kept
+
+
+def test_no_older_entry_takes_the_place_of_the_one_to_be_told(one: OneLog) -> None:
+    """Versions are read in any order."""
+    one.logs.prepare("a", 1)
+    newer = Claim(one.view.acceptor_id, 5, 0, b"of version 5")
+    one.view.memory.shown = newer
+    one.look()
+    assert one.view.memory.shown == newer
+
+
+def test_an_entry_of_who_is_no_member_yet_is_not_told(one: OneLog) -> None:
+    """Nobody who reads it by another acceptor could check its signature."""
+    stranger = new_device("new", one.world.rng.randbytes(DEVICE_ENTROPY_BYTES))
+    certificate = stranger.certified(one.ws.admin, one.ws.keys.ns_id).encode()
+    one.ws.identities.append(stranger)
+    forger = Forger(one.world, one.ws, len(one.ws.identities) - 1)
+    forger.tell(one.base, "a", Kind.PREPARE, forger.round(1), certificate=certificate)
+    one.look()
+    assert one.view.log.promised == forger.round(1)
+    assert one.view.memory.shown is None
+
+
+def test_what_a_vote_says_of_the_index_stays_when_the_end_of_the_version_says_nothing_of_it(one: OneLog) -> None:
+    refs = (Ref(1, b"r" * 32), Ref(2, b"s" * 32))
+    group = one.ws.group(b"p" * 16, 0)
+    decided = one.world.do(group.propose(one.base, lambda: Change(b"o" * 16, master=b"m" * 32, adding=refs)), {})
+    one.logs.close("a", decided.state)
+    one.look()
+    assert one.view.log.closed == decided.state
+    assert one.member.added == {decided.state.hash: refs}
+
+
+def test_bytes_that_another_read_are_taken_to_the_first_that_is_missing(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    first = one.store[one.logs.proposer.place(one.base, "a", 0)]
+    one.view.take([first, None, first], 0.0)
+    assert one.view.log.next_idx == 1
+    assert one.view.log.usable
