@@ -36,6 +36,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "restore": "history",
         "undelete": "history",
         "tag": "keep",
+        "forget": "keep",
         "conflicts": "conflicts",
         "resolve": "conflicts",
         "skip": "recover",

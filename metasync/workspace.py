@@ -23,7 +23,7 @@ from metasync.local import settings as preferences
 from metasync.local.state import LocalDb
 from metasync.session import agreement
 from metasync.session.connections import Connections, Machine
-from metasync.session.folder import DB_FILE, STATE_DIR, absolute, folder_above, forget
+from metasync.session.folder import DB_FILE, STATE_DIR, absolute, folder_above, take_back
 from metasync.session.session import Operations
 from metasync.sync import operations
 from metasync.worktree.paths import TreePath, tree_path
@@ -31,7 +31,7 @@ from metasync.worktree.paths import TreePath, tree_path
 if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
-    from metasync.history import conflicts, diff, export, log, read, restore, tags
+    from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
     from metasync.maintenance import add_backend, backend_states, check, collect, recover, status
     from metasync.maintenance import drill as drills
     from metasync.maintenance import rebalance as rebalancing
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from metasync.sync import skip as skipping
 else:
     conflicts, diff, export, log = operations.lazy("history", "conflicts", "diff", "export", "log")
-    read, restore, tags = operations.lazy("history", "read", "restore", "tags")
+    forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
     add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
     backend_states, rebalancing, status = operations.lazy("maintenance", "backend_states", "rebalance", "status")
     (drills,) = operations.lazy("maintenance", "drill")
@@ -59,17 +59,14 @@ class Workspace:
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
     One operation at a time per folder: a second one, in this process or another, waits for the first. All that methods
-    raise is a `metasync.errors.MetaSyncError`. Passphrases are arguments, and the recovery phrase serves as well.
-    `PassphraseError` when neither opens anything.
+    raise is a `MetaSyncError`. A passphrase or the recovery phrase is an argument; `PassphraseError`: it opens nothing.
     """
 
     def __init__(
         self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None, opened: Opened = None
     ) -> None:
-        self.directory = directory
-        self.on_event = on_event
-        self._db = db
-        self._machine = machine or Machine()
+        self.directory, self.on_event = directory, on_event
+        self._db, self._machine = db, machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened or {})
         self._work = Operations(self._connections, lambda: self.on_event)
         self._locked, self._session = self._work.locked, self._work.session
@@ -142,7 +139,7 @@ class Workspace:
             words = (name, backends, passphrase, device_name, expect, heard)
             return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again))
 
-        report = first_checkout.clone(begin, cls._finish_clone, settings, lambda: forget(folder) and invite is None)
+        report = first_checkout.clone(begin, cls._finish_clone, settings, lambda: take_back(folder) and invite is None)
         return dataclasses.replace(report, vouched=invite is not None or expect is not None)
 
     def _finish_clone(self) -> reports.CloneReport[Workspace]:
@@ -308,6 +305,11 @@ class Workspace:
         """Drops versions by a policy, the agreed one if None; deletes what nothing needs: `maintenance.collect`."""
         with self._operation("gc") as s:
             return collect.collect(s, keep, dry_run=dry_run)
+
+    def forget(self, paths: Sequence[TreePath], *, gc: bool = False, dry_run: bool = False) -> reports.ForgetReport:
+        """Takes paths out of all versions that are kept: `history.forget`. `gc`: then deletes what nothing needs."""
+        with self._operation("forget") as s:
+            return forget.forget(s, [tree_path(p) for p in paths], collect.collect if gc else None, dry_run=dry_run)
 
     def conflicts(self) -> tuple[reports.ConflictReport, ...]:
         """The conflicts that wait: those that this device found, and those that came from other devices."""

@@ -1151,24 +1151,25 @@ class Contents:
 
     def history(self) -> Iterator[Record]:
         """The snapshots (F 4) from the newest on, each followed by its first parent; `version` is what it says."""
-        at, above, dropped = self.state.master, self.state.v + 1, self.dropped()
+        at, kept = self.state.master, self.kept()
         while any(at):
-            if gap := next((row for row in dropped if row.first < above <= row.last + 1), None):
-                self.space.report.note(f"versions {gap.first} to {gap.last} were dropped on purpose")
-                if not any(at := gap.below):
-                    return
             snapshot = read(SNAPSHOT_FIELDS, self.object(SNAPSHOT, at), "a snapshot")
-            above = snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
+            version = snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
+            snapshot.root = kept.trees.get(at, snapshot.root)
             yield snapshot
             at = snapshot.parents[0].id if snapshot.parents else ZERO
+            if gap := next((row for row in kept.dropped if row.first < version <= row.last + 1), None):
+                self.space.report.note(f"versions {gap.first} to {gap.last} were dropped on purpose")
+                at = gap.below
 
-    def dropped(self) -> list[Record]:
-        """The intervals of versions that are no longer kept, on purpose, with the snapshot below each (F 6.4)."""
-        what, state = "the list of kept versions", self.state
-        if not any(state.retained):
-            return []
-        c = Cursor(self.space.named(f"meta/{state.retained_gen}", state.retained, 6, what), what)
-        return c.fields("format:format rows:32*65536(first:u64 last:u64 below:32)!").rows
+    def kept(self) -> Record:
+        """Which versions were dropped, and the trees that snapshots have in place of their own, by id (F 6.4)."""
+        ref, none = (f"meta/{self.state.retained_gen}", self.state.retained), b"\1" + bytes(13)
+        c = Cursor(self.space.named(*ref, 6, "the list of what is kept") if any(ref[1]) else none, "a list")
+        rows = "dropped:32*65536(first:u64 last:u64 below:32)! names:16*4096(name:t16 version:u64)! policy:t16"
+        kept = c.fields(f"format:format {rows} trees:32*65536(snapshot:32 root:32)! purge:flag")
+        kept.trees = {row.snapshot: row.root for row in kept.trees}
+        return kept
 
     def entries(self, root: bytes) -> Iterator[Record]:
         """The entries of a directory, leaf by leaf (F 3.1)."""
@@ -1304,7 +1305,8 @@ def of_version(contents: Contents, v: int | None) -> bytes | None:
     if state is None and v > contents.state.v:
         raise StopError(f"there is no version {v}: the newest is {contents.state.v}")
     if state is not None and any(state.master):
-        return read(SNAPSHOT_FIELDS, contents.object(SNAPSHOT, state.master), "a snapshot").root
+        own = read(SNAPSHOT_FIELDS, contents.object(SNAPSHOT, state.master), "a snapshot").root
+        return contents.kept().trees.get(state.master, own) if v is not None else own
     return None if state else next((one.root for one in contents.history() if one.version <= v), None)
 
 

@@ -1,4 +1,4 @@
-"""`tag` and `gc`: which versions are kept, and how the space of the others comes back."""
+"""`tag`, `forget` and `gc`: what is kept of old versions, and how the space of the rest comes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from metasync.errors import UsageError
 from metasync.terminal import keep_text
-from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.console import Console, Options, common, opened, path_in
 from metasync.terminal.names import completing
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
@@ -43,6 +43,37 @@ def tag(options: Options, version: str | None, name: str | None, delete: tuple[s
         else:
             r = w.untag(delete, dry_run=dry_run) if delete else w.tags()
     console.report("tag", keep_text.tags(r, given=name, version=version, gone=delete, dry_run=dry_run), r)
+
+
+@click.command()
+@click.argument("paths", metavar="PATH...", type=click.Path(path_type=str), nargs=-1, required=True)
+@click.option("--gc", "collect", is_flag=True, help="Then delete what nothing needs, as `metasync gc` does.")
+@click.option("--dry-run", is_flag=True, help="Only show which versions have them, and how much that is.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask whether you are sure.")
+@common
+@click.pass_obj
+def forget(options: Options, paths: tuple[str, ...], collect: bool, dry_run: bool, yes: bool) -> None:
+    """Takes files or directories out of all versions.
+
+    It is for what should not have been pushed, such as a password. No version has PATH any more, nor what is below it;
+    nothing else of a version changes, and `metasync log` tells which versions it was. It cannot be undone. A file that
+    the newest version has is refused: delete it and push first.
+
+    The bytes go when garbage is collected, with --gc or by the next `metasync gc` on any device. Where another path has
+    the same bytes, they stay. Nobody can take back what others have seen: change a password that slipped in.
+
+    \b
+    Example:
+      metasync forget config/passwords.txt --dry-run
+      metasync forget config/passwords.txt --gc
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        where = [path_in(options, w, path) for path in paths]
+        if not dry_run and not yes:
+            console.confirm(f"Forget {keep_text.to_forget(w.forget(where, dry_run=True))}?")
+        r = w.forget(where, gc=collect, dry_run=dry_run)
+    console.report("forget", keep_text.forget(r), r)
 
 
 @click.command()

@@ -105,7 +105,7 @@ class History:
                 self._fetched += 1
                 self._fetch_ahead()
             data = self.contents.load(ObjectKind.SNAPSHOT, [snapshot_id])[snapshot_id]
-            self._last = Moment(snapshot_id, decode_snapshot(data))
+            self._last = Moment(snapshot_id, self.retained.as_kept(snapshot_id, decode_snapshot(data)))
         return self._last.snapshot
 
     def _fetch_ahead(self) -> None:
@@ -409,7 +409,9 @@ def item_of(
     version = 0 if kept else version_of(s)
     skip = history.skips.get(version)
     skips = tuple(range(skip.good + 1, skip.at)) if skip is not None else ()
-    return LogItem(version, moment.id, history.author(s), s.time_ns, s.message, changes, counts, kept, skips=skips)
+    cut = history.retained.replacing(moment.id) is not None
+    author = history.author(s)
+    return LogItem(version, moment.id, author, s.time_ns, s.message, changes, counts, kept, skips=skips, forgotten=cut)
 
 
 def last_with(history: History, path: bytes, most: int | None = None) -> Moment | None:

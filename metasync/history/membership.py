@@ -157,7 +157,9 @@ def _of_retained(a: Retained, b: Retained) -> list[str]:
     if a.keep != b.keep:
         out.append(f"what is kept: {b.keep}" if b.keep else "all versions are kept")
     fewer = sum(d.last - d.first + 1 for d in b.dropped) - sum(d.last - d.first + 1 for d in a.dropped)
-    return out + ([f"{fewer} {'version is' if fewer == 1 else 'versions are'} no longer kept"] if fewer else [])
+    out += [f"{fewer} {'version is' if fewer == 1 else 'versions are'} no longer kept"] if fewer else []
+    cut = len(set(b.replaced) - set(a.replaced))
+    return out + ([f"paths of {cut} {'version' if cut == 1 else 'versions'} were forgotten"] if cut else [])
 
 
 def _of_devices(a: DeviceSet, b: DeviceSet, v: int) -> list[str]:

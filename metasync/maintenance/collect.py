@@ -54,6 +54,7 @@ class _Found:
     """What a base comes to: the versions that stay of it, and what becomes of its packs."""
 
     base: Agreed
+    before: Retained
     retained: Retained
     kept: int
     dropped: int
@@ -66,7 +67,7 @@ class _Found:
 
     @property
     def changes_nothing(self) -> bool:
-        return not self.plan.gone and not self.dropped
+        return not self.plan.gone and self.retained == self.before
 
 
 class _Collection:
@@ -129,21 +130,24 @@ class _Collection:
                 "the policy leaves more gaps in history than can be agreed", next_step="Keep fewer versions."
             )
         self._mark([i for v, i in known if v in stay], before, base, contents)
-        planned = collection.plan(base.index, self.marked, IdSet(), repack=repack)
+        left = tuple(one for one in before.replaced if one.snapshot in self.marked)
+        after = after._replace(replaced=left, purge=before.purge and not repack)
+        planned = collection.plan(base.index, self.marked, IdSet(), repack=repack, purge=before.purge)
         if planned.missing:
             raise DamagedError(
                 f"versions that are kept need {planned.missing:,} objects that are in no pack; nothing was deleted",
                 next_step="`metasync check --read-data` tells more. `--keep-last 1` gives the older versions up.",
             )
-        return _Found(base, after, len(stay), len(known) - len(stay), self.marked, planned)
+        return _Found(base, before, after, len(stay), len(known) - len(stay), self.marked, planned)
 
     def _mark(self, roots: list[bytes], retained: Retained, base: Agreed, contents: Contents) -> None:
         """Marks what these snapshots need. What an attempt before marked counts, unless others dropped versions."""
-        if self.was is not None and self.was.dropped != retained.dropped:
+        was = self.was
+        if was is not None and (was.dropped, was.replaced) != (retained.dropped, retained.replaced):
             self.marked, self.upload = IdSet(), None  # the index must name nothing whose parts it does not name
         self.was = retained
         self.s.listener(Phase("mark"))
-        walked = mark(roots, self.marked, base.index.__contains__)
+        walked = mark(roots, self.marked, base.index.__contains__, retained.replacing)
         try:
             contents.walk(walked)
         except MetaSyncError as e:
@@ -215,7 +219,7 @@ class _Collection:
             new: Iterator[IndexSegment] = chain((one for one in anew if one is not None), own)
             refs = s.indexes.replace(base.state, base.root, base.segments, whole, new)
         retained = None
-        if found.retained != s.indexes.retained(base.state):
+        if found.retained != found.before:
             retained = s.indexes.store_retained(base.state, found.retained)
         return Change(
             op_id=self.op_id,

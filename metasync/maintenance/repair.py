@@ -246,7 +246,7 @@ def gone_files(s: Session, agreed: Agreed, gone: Container[bytes]) -> tuple[Gone
     contents, out = s.contents(agreed), []
     last: dict[bytes, int] = {}  # of files that are gone in the version looked at: the last version that has them
     later: Snapshot | None = None
-    for snapshot in _line(contents, agreed):
+    for snapshot in _line(s, contents, agreed):
         with contextlib.suppress(*CANNOT_BE_READ):
             after, version = (later.root if later is not None else None), version_of(snapshot)
             for path, (old, new) in contents.walk(walk.diff(snapshot.root, after, room_for_tree)).items():
@@ -260,16 +260,16 @@ def gone_files(s: Session, agreed: Agreed, gone: Container[bytes]) -> tuple[Gone
     return tuple(sorted(out, key=lambda g: (g.first, g.path)))
 
 
-def _line(contents: Contents, agreed: Agreed) -> Iterator[Snapshot]:
+def _line(s: Session, contents: Contents, agreed: Agreed) -> Iterator[Snapshot]:
     """The snapshots that can be read, newest first."""
-    snapshot = agreed.snapshot
+    snapshot, retained = agreed.snapshot, s.indexes.retained(agreed.state)
     while snapshot is not None:
         yield snapshot
         if not snapshot.parents or snapshot.parents[0] not in contents:
             return
         try:
-            data = contents.load(ObjectKind.SNAPSHOT, snapshot.parents[:1])
-            snapshot = decode_snapshot(data[snapshot.parents[0]])
+            before = snapshot.parents[0]
+            snapshot = retained.as_kept(before, decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [before])[before]))
         except CANNOT_BE_READ:
             return
 

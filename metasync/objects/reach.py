@@ -24,12 +24,18 @@ class Marked(Protocol):
     def add(self, object_id: bytes) -> None: ...
 
 
-def mark(snapshots: Iterable[bytes], marked: Marked, known: Callable[[bytes], bool]) -> Generator[Needs, Bytes, None]:
+def mark(
+    snapshots: Iterable[bytes],
+    marked: Marked,
+    known: Callable[[bytes], bool],
+    replacing: Callable[[bytes], bytes | None] = lambda _: None,
+) -> Generator[Needs, Bytes, None]:
     """Adds to `marked` the ids of these snapshots and of all that they need. What is in it is not looked at again.
 
     A snapshot needs its tree, and the snapshots of what merges replaced: its further parents, which were agreed as no
     version. Its first parent is the version before, which is kept by itself or not. `known`: whether there is such a
-    snapshot at all. `FormatError` where an object is not what it must be.
+    snapshot at all. `replacing`: the root of the tree that a snapshot has in place of its own, None for its own.
+    `FormatError` where an object is not what it must be.
 
     A walk that is broken off leaves ids in `marked` whose own objects were not looked at: it is of no use then.
     """
@@ -48,7 +54,7 @@ def mark(snapshots: Iterable[bytes], marked: Marked, known: Callable[[bytes], bo
             todo += [i for i in beside if not version_of(decode_snapshot(kept[i]))]
             seen.update(todo)
             marked.add(snapshot_id)
-            roots.append(snapshot.root)
+            roots.append(replacing(snapshot_id) or snapshot.root)
         yield from _trees(roots, marked)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from metasync.reports.backends import GcReport
 from metasync.reports.sync import Changes, ConflictReport, OfPath, Skipped, path_str
 
 
@@ -22,6 +23,7 @@ class LogItem:
     begins   in the log of all, of the oldest: why nothing older is listed, in a sentence
     dropped  the first and the last of the versions directly before this one that are no longer kept, where older ones
              are: `metasync gc`
+    forgotten  paths of this version were forgotten on purpose: `metasync forget`
     events   in the log of everything: what this version changed of devices, keys and backends. A version that is no
              push has nothing else: no snapshot (b""), no device (""), and no time (0)
     """
@@ -39,6 +41,7 @@ class LogItem:
     skips: tuple[int, ...] = ()
     events: tuple[str, ...] = ()
     dropped: tuple[int, int] | None = None
+    forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,31 @@ class KeepReport:
 
     version: int | None
     keep: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetReport:
+    """Paths that versions no longer have. `version`: as which that was agreed; None: a dry run.
+
+    versions  how many versions had them, from `first` to `last`; what merges had replaced counts with its version
+    contents  how many files of different contents these were, and `bytes` how many bytes they have
+    freed     what a collection of garbage came to after that; None: there was none
+    stay      how many of these contents it left, since other paths have them
+    """
+
+    version: int | None
+    paths: tuple[bytes, ...]
+    versions: int
+    first: int
+    last: int
+    contents: int
+    bytes: int
+    freed: GcReport | None = None
+    stay: int = 0
+
+    @property
+    def paths_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.paths))
 
 
 NodeKind: TypeAlias = Literal["file", "dir", "link"]

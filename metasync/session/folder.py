@@ -159,7 +159,7 @@ def is_unfinished(folder: Path, name: str | None) -> bool:
         return db.has(CLONING_KEY) and (name is None or db.get(NAME_KEY) == name)
 
 
-def forget(folder: Path) -> bool:
+def take_back(folder: Path) -> bool:
     """Removes the local state of a clone that brought no file yet. False: there are files, and all stays."""
     if any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
         return False

@@ -57,8 +57,11 @@ class Plan:
     gone: frozenset[PackId] = frozenset()
 
 
-def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True) -> Plan:
-    """Decides over the packs of an index. `placed`: an empty set, which gets the needed objects that were found."""
+def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True, purge: bool = False) -> Plan:
+    """Decides over the packs of an index. `placed`: an empty set, which gets the needed objects that were found.
+
+    `purge`: every pack that has anything that is not needed counts as sparse.
+    """
     packs = index.packs()
     order = sorted(_needed(index, packs, marked, None), key=_preferred)
     uses = sorted(_needed(index, packs, marked, placed, [u.record.id for u in order]), key=_preferred)
@@ -67,7 +70,8 @@ def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True)
     unused, needed = sum(u.unused_bytes for u in alive), sum(u.record.size - u.unused_bytes for u in alive)
     sparse: list[Use] = []
     for use in reversed(alive if repack else []):  # those of which the least is needed
-        if use.needed == use.total or (unused * UNUSED_SHARE <= needed and use.needed * MOSTLY_DEAD >= use.total):
+        is_little = unused * UNUSED_SHARE <= needed and use.needed * MOSTLY_DEAD >= use.total
+        if use.needed == use.total or (is_little and not purge):
             break
         sparse.append(use)
         unused -= use.unused_bytes

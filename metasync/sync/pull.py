@@ -153,11 +153,10 @@ def integrate(
             lost = e.__cause__ if isinstance(e.__cause__, DamagedError) else None
         except (DamagedError, UpgradeError) as e:
             lost = e
-            if isinstance(e, UpgradeError) or not _is_cut(s, base, target):
+            kept = _as_kept(s, base, target) if isinstance(e, DamagedError) else None
+            if kept is None:
                 break
-            told = f"version {base.state.v}, which this folder is at, is no longer kept: nothing counts as deleted"
-            s.listener(Notice(told, warning=True))
-            base, news = replace(base, snapshot=None), None
+            base, news = kept, None
     if lost is not None:
         from metasync.session import unreadable
 
@@ -168,18 +167,29 @@ def integrate(
     )
 
 
-def _is_cut(s: Session, base: Agreed, target: Agreed) -> bool:
-    """Whether the tree that the folder is at is gone on purpose: it cannot be read, and its version was dropped.
+def _as_kept(s: Session, base: Agreed, target: Agreed) -> Agreed | None:
+    """The base with what is kept of its tree, where the tree is gone on purpose; None where it is not.
 
-    What is damaged is no such thing, and stays an error.
+    A tree of which paths were forgotten has another in its place; that of a dropped version has none. A tree that
+    cannot be read for another reason is damaged, and stays an error.
     """
-    if base.tree_root is None or not s.indexes.retained(target.state).has_dropped(base.state.v):
-        return False
+    retained = s.indexes.retained(target.state)
+    is_dropped, root = retained.has_dropped(base.state.v), retained.replacing(base.state.master)
+    if base.snapshot is None or not (is_dropped or root):
+        return None
     try:
         s.flat(base, s.contents(target))
     except DamagedError:
-        return True
-    return False
+        is_there = root is not None and not is_dropped and root != base.tree_root
+        told = (
+            f"version {base.state.v}, which this folder is at, is kept without what was forgotten, "
+            "and files that are still here count as new"
+            if is_there
+            else f"version {base.state.v}, which this folder is at, is no longer kept: nothing counts as deleted"
+        )
+        s.listener(Notice(told, warning=True))
+        return replace(base, snapshot=base.snapshot._replace(root=root) if is_there and root else None)
+    return None
 
 
 def _integrate_once(

@@ -72,6 +72,7 @@ def _item(item: LogItem) -> list[str]:
     lines: list[str] = [styled("head", what) + f"  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}"]
     lines += [f"    {line}" for line in item.message.splitlines()]
     lines += [f"    {skipped(item.skips)}"] if item.skips else []
+    lines += ["    without what was forgotten"] if item.forgotten else []
     lines += [f"    {sentences(item.events)}"] if item.events else []
     if item.counts is not None:
         lines.append(f"    {counts(item.counts)}")

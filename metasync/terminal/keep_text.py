@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metasync.reports.backends import GcReport
-from metasync.reports.history import KeepReport, TagReport
-from metasync.terminal.text import count, size
+from metasync.reports.history import ForgetReport, KeepReport, TagReport
+from metasync.terminal.text import count, size, text
 
 
 def tags(
@@ -60,3 +60,26 @@ def gc(r: GcReport) -> list[str]:
 
 def _dropped(versions: int) -> str:
     return f"{versions:,} {'is' if versions == 1 else 'are'} kept no more"
+
+
+def to_forget(r: ForgetReport) -> str:
+    """What `metasync forget` is about to do."""
+    what = f"version {r.first}" if r.first == r.last else f"{count(r.versions, 'version')} ({r.first} to {r.last})"
+    return f"{', '.join(map(text, r.paths))}: in {what}, {count(r.contents, 'content')}, {size(r.bytes)}"
+
+
+def forget(r: ForgetReport) -> list[str]:
+    """The outcome of `metasync forget`."""
+    lines = [f"{'Would forget' if r.version is None else 'Forgot'} {to_forget(r)}."]
+    if r.freed is not None:
+        lines += gc(r.freed)[1:]
+        lines += [f"{count(r.stay, 'content')} stayed: other paths have the same bytes."] if r.stay else []
+    elif r.version is not None:
+        lines.append("The backends still hold the bytes. This deletes them: metasync gc")
+    if r.version is None:
+        return lines
+    return [
+        *lines,
+        "It may be left: in what providers keep of deleted objects (versions, a trash), and in folders",
+        "of devices. A secret that others may have seen is to be changed.",
+    ]

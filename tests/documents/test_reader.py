@@ -178,6 +178,22 @@ def test_a_history_with_a_gap(lab: Lab, run: Run, tmp_path: Path) -> None:
     assert run(*stores(lab), "--version", "2", "--restore", tmp_path / "two").code != 0
 
 
+def test_a_history_without_what_was_forgotten(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A version whose paths were forgotten is restored without them, before and after a collection of garbage."""
+    laptop = lab.init(lab.urls(*ALL))
+    for n in (1, 2):
+        write(lab.root / "laptop", {"dir/f": b"%d" % n, "dir/secret": b"secret", "g": b"g"})
+        laptop.push()
+    (lab.root / "laptop" / "dir" / "secret").unlink()
+    laptop.push()
+    laptop.forget(["dir/secret"])
+    for turn in (1, 2):
+        out = restored(run, tmp_path / f"{turn}", *stores(lab), "--version", "1")
+        assert {path: node.data for path, node in out.items() if node.kind == "file"} == {b"dir/f": b"1", b"g": b"g"}
+        laptop.gc()
+    laptop.close()
+
+
 def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Path) -> None:
     """A rotation with a new passphrase, a device revoked, a backend replaced: the newest is found from the genesis."""
     laptop = lab.init(lab.urls(*ALL))

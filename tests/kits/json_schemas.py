@@ -44,6 +44,7 @@ COMMANDS: dict[str, Any] = {
     "undelete": history.RestoreReport,
     "skip": history.SkipReport,
     "tag": history.TagReport,
+    "forget": history.ForgetReport,
     "gc": backends.GcReport,
     "conflicts": {"conflicts": tuple[sync.ConflictReport, ...], "texts": tuple[history.TextDiff, ...]},
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import FormatError, UpgradeError
-from metasync.store.retained import Dropped, Named, Retained, decode_retained, encode_retained
+from metasync.store.retained import Dropped, Named, Replaced, Retained, decode_retained, encode_retained
 from metasync.store.retention import Age, Keep
 
 steps = st.lists(st.tuples(st.integers(2, 9), st.integers(0, 9)), max_size=20)
@@ -31,16 +31,22 @@ def intervals(of: list[tuple[int, int]]) -> tuple[Dropped, ...]:
     steps.map(intervals),
     st.sets(st.sampled_from(["draft", "first", "über"])),
     keeps,
+    st.dictionaries(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), max_size=4),
+    st.booleans(),
     st.just(()) | st.just(((3, b"later"),)),
 )
 def test_every_list_has_one_byte_string(
-    dropped: tuple[Dropped, ...], names: set[str], keep: Keep, tags: tuple[tuple[int, bytes], ...]
-) -> None:
-    value = Retained(dropped, tuple(Named(name, 10_000) for name in sorted(names)), keep, tags)
+    dropped: tuple[Dropped, ...], names: set[str], keep: Keep, trees: dict[bytes, bytes], purge: bool,
+    tags: tuple[tuple[int, bytes], ...],
+) -> None:  # fmt: skip
+    named = tuple(Named(name, 10_000) for name in sorted(names))
+    value = Retained(dropped, named, keep, tuple(Replaced(i, trees[i]) for i in sorted(trees)), purge, tags)
     if not value:
         return
     data = encode_retained(value)
     assert decode_retained(data) == value
+    assert all(value.replacing(i) == root for i, root in trees.items())
+    assert value.replacing(bytes(32)) == trees.get(bytes(32))
     gone = {v for d in dropped for v in range(d.first, d.last + 1)}
     assert [v for v in range(max(gone, default=0) + 3) if value.has_dropped(v)] == sorted(gone)
 
@@ -57,7 +63,7 @@ def test_impossible_lists_are_refused(bad: tuple[tuple[int, int], ...]) -> None:
         encode_retained(Retained(tuple(Dropped(*pair) for pair in bad)))
     rows = b"".join(first.to_bytes(8, "big") + last.to_bytes(8, "big") + bytes(32) for first, last in bad)
     with pytest.raises(FormatError, match="intervals"):
-        decode_retained(b"\1" + len(bad).to_bytes(4, "big") + rows + bytes(5))
+        decode_retained(b"\1" + len(bad).to_bytes(4, "big") + rows + bytes(10))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +80,16 @@ def test_impossible_names_are_refused(bad: Retained) -> None:
         encode_retained(bad)
 
 
+@pytest.mark.parametrize("bad", [(b"\2" * 32, b"\1" * 32), (b"\1" * 32,) * 2, (b"short",)])
+def test_impossible_trees_are_refused(bad: tuple[bytes, ...]) -> None:
+    with pytest.raises(ValueError, match="tree"):
+        encode_retained(Retained(replaced=tuple(Replaced(i, bytes(32)) for i in bad)))
+
+
 def test_hostile_lists() -> None:
-    value = Retained((Dropped(1, 3), Dropped(5, 5, b"\5" * 32)), (Named("a", 4),), Keep(last=2), ((3, b"x"),))
+    trees = (Replaced(b"\1" * 32, b"\2" * 32), Replaced(b"\3" * 32, b"\2" * 32))
+    gaps = (Dropped(1, 3), Dropped(5, 5, b"\5" * 32))
+    value = Retained(gaps, (Named("a", 4),), Keep(last=2), trees, True, ((3, b"x"),))
     data = encode_retained(value)
     refuses(decode_retained, [data], encode_retained)
     with pytest.raises(UpgradeError):

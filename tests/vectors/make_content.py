@@ -40,7 +40,7 @@ from metasync.store.index import (
 )
 from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.store.packs import SealedPack, _Shrunk, seal_pack
-from metasync.store.retained import Dropped, Named, Retained, encode_retained
+from metasync.store.retained import Dropped, Named, Replaced, Retained, encode_retained
 from metasync.translators._base import Chain, Context
 from metasync.translators.compress import Compress
 from metasync.translators.encrypt import Encrypt
@@ -879,6 +879,7 @@ def of_placement() -> Cases:
 def of_retained() -> Cases:
     below = bytes(range(32))
     policy = retention.parse("last=5 daily=unlimited within=1y5m7d2h tag=first-draft")
+    trees = Replaced(bytes(32), below), Replaced(below, bytes(32))
     for name, about, value in (
         ("one", "version 1 is no longer kept", Retained((Dropped(1, 1),))),
         (
@@ -887,14 +888,20 @@ def of_retained() -> Cases:
             Retained((Dropped(1, 7), Dropped(9, 9, below), Dropped(11, 2**63 - 1, below)), tags=((5, b"later"),)),
         ),
         ("named", "two versions with names, and a policy", Retained((), (Named("draft", 3), Named("é", 1)), policy)),
+        ("forgotten", "two snapshots with other trees, and packs to be purged", Retained(replaced=trees, purge=True)),
     ):
         yield f"retained-{name}", case("retained list", about, OK, encode_retained(value), value=value)
 
-    def rows(*pairs: tuple[int, int], rest: bytes = b"\0\0" + b"\0\0" + b"\0") -> bytes:
+    end = b"\0\0\0\0" + b"\0" + b"\0"  # no trees, nothing to purge, no tags
+
+    def rows(*pairs: tuple[int, int], rest: bytes = b"\0\0" + b"\0\0" + end) -> bytes:
         return b"\1" + u32(len(pairs)) + b"".join(u64(a) + u64(b) + below for a, b in pairs) + rest
 
     def names(*named: tuple[str, int]) -> bytes:
-        return u16(len(named)) + b"".join(text16(name) + u64(v) for name, v in named) + b"\0\0" + b"\0"
+        return u16(len(named)) + b"".join(text16(name) + u64(v) for name, v in named) + b"\0\0" + end
+
+    def forgotten(*ids: bytes, purge: bytes = b"\0") -> bytes:
+        return rows(rest=b"\0\0" + b"\0\0" + u32(len(ids)) + b"".join(i + below for i in ids) + purge + b"\0")
 
     good = rows((1, 2), (4, 5))
     bad = {
@@ -912,9 +919,12 @@ def of_retained() -> Cases:
         "name-twice": ("a name twice", rows(rest=names(("a", 1), ("a", 2)))),
         "name-number": ("a name that is a number", rows(rest=names(("12", 1)))),
         "name-dropped": ("a name of a version that is dropped", rows((1, 2), rest=names(("a", 2)))),
-        "policy-unknown": ("a word that no policy has", rows(rest=u16(0) + text16("minutely=3") + b"\0")),
-        "policy-order": ("a policy in another order", rows(rest=u16(0) + text16("daily=3 last=2") + b"\0")),
-        "policy-zero": ("a number of 0", rows(rest=u16(0) + text16("last=0") + b"\0")),
+        "policy-unknown": ("a word that no policy has", rows(rest=u16(0) + text16("minutely=3") + end)),
+        "policy-order": ("a policy in another order", rows(rest=u16(0) + text16("daily=3 last=2") + end)),
+        "trees-descending": ("trees out of order", forgotten(below, bytes(32))),
+        "tree-twice": ("two trees for one snapshot", forgotten(below, below)),
+        "purge": ("a flag that is neither 0 nor 1", forgotten(below, purge=b"\2")),
+        "policy-zero": ("a number of 0", rows(rest=u16(0) + text16("last=0") + end)),
     }
     for name, (about, data) in bad.items():
         yield f"retained-bad-{name}", case("retained list", about, FORMAT, data)
