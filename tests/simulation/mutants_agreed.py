@@ -81,7 +81,7 @@ def _lone_decided() -> Iterator[None]:
         return next((value for value in told if value is not None), None) or real(self, births=births)
 
     with (
-        rewritten(Log, "_apply", ("self.accepted is not None and self.accepted[1] == value", "value is not None")),
+        rewritten(Log, "_apply", ("self.closes(value)", "value is not None")),
         mock.patch.object(Instance, "decided", decided),
     ):
         yield
@@ -106,14 +106,14 @@ def _decided_votes() -> Iterator[None]:
         value = max(told, key=lambda state: told[state], default=None)
         return value if told[value] >= self.quorum else real(self, births=births)
 
-    closes = "self.accepted is not None and self.accepted[1] == value", "value is not None"
+    closes = "self.closes(value)", "value is not None"
     with rewritten(Log, "_apply", closes), mock.patch.object(Instance, "decided", decided):
         yield
 
 
 @mutant("empty-fence", "DECIDED closes a log that has not accepted its value", needs("insider"))
 def _empty_fence() -> Iterator[None]:
-    closes = "self.accepted is not None and self.accepted[1] == value", "value is not None"
+    closes = "self.closes(value)", "value is not None"
     with rewritten(Log, "_apply", closes):
         yield
 
