@@ -23,6 +23,7 @@ from metasync.errors import (
 )
 from metasync.local.state_keys import EVIDENCE_KEY
 from metasync.session.folder import BASE_KEY
+from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 from simulation.agreed import Agreed
 from simulation.db import Tables, copied
@@ -334,6 +335,24 @@ def _check(w: Workspace, op: Operation, step: Step) -> None:
     op.version = w.check(read_data=bool(step.seed & 1)).version
 
 
+def _rebalance(w: Workspace, op: Operation, step: Step) -> None:
+    report = w.rebalance(read_data=bool(step.seed & 1))
+    op.version = report.version
+
+
+def _repair(w: Workspace, op: Operation, step: Step) -> None:
+    report = w.check(read_data=bool(step.seed & 1), repair=True)
+    op.version = report.version
+    op.notes += ["copies made again"] * bool(report.repaired is not None and report.repaired.copies)
+
+
+def _gc(w: Workspace, op: Operation, step: Step) -> None:
+    """Takes away what no version needs. No version is dropped: the witness reads all of them."""
+    report = w.gc(Keep(last=1 << 20))
+    op.version = report.version
+    op.notes += ["garbage deleted"] * any(freed.packs for freed in report.freed)
+
+
 def _clone(w: Workspace, op: Operation, step: Step) -> None:
     report = w._finish_clone()  # the first half, on real folders, has its own tests
     op.version = None if report.problem else report.version
@@ -442,6 +461,9 @@ DO: Mapping[str, Callable[[Workspace, Operation, Step], None]] = {
     "pull": _pull,
     "status": _status,
     "check": _check,
+    "rebalance": _rebalance,
+    "repair": _repair,
+    "gc": _gc,
     "clone": _clone,
 }
 """What a step's kind does. A new operation of the product is a function here and a kind in `plan`."""

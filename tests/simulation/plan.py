@@ -389,6 +389,12 @@ def _strikes(rng: random.Random, plan: Plan, length: float) -> tuple[Strike, ...
     return tuple(one() for _ in range(rng.randint(4, 16)))
 
 
+BESIDE: Final = (  # what a user does beside pushing
+    "pull", "pull", "pull", "pull", "status", "status", "check", "reopen", "reopen",
+    "rebalance", "rebalance", "repair", "gc",
+)  # fmt: skip
+
+
 def _shares(rng: random.Random, total: int, among: int) -> list[int]:
     out = [total // among + (n < total % among) for n in range(among)]
     rng.shuffle(out)
@@ -403,7 +409,7 @@ def _client(rng: random.Random, name: str, features: Iterable[str], pushes: int)
         kind = "push" if rng.random() < 0.8 else "sync"
         steps.append(_step(rng, kind, has, hurried, edits=rng.choice((1, 1, 2, 3))))
         if rng.random() < 0.25:
-            steps.append(_step(rng, rng.choice(("pull", "pull", "status", "check", "reopen")), has, hurried))
+            steps.append(_step(rng, rng.choice(BESIDE), has, hurried))
     if "restore" in has and rng.random() < 0.6:
         at = rng.randrange(len(steps))
         steps.insert(at, Step("snap", rng.getrandbits(32)))
