@@ -45,10 +45,10 @@ CDC_AVERAGE_MAX: Final = 1 << 22
 CDC_MAXIMUM_LEAST: Final = 1 << 10  # the chunker takes no smaller one
 PACK_BYTES_MAX: Final = 1 << 27
 SEGMENT_BYTES_MAX: Final = 1 << 25
-NO_LIMIT: Final = (1 << 64) - 1
-"""The size limit of a last size class."""
+NO_LIMIT: Final = (1 << 64) - 1  # the size limit of a last size class
 CHANGED_TAG: Final = 1  # u64 version as which a change made this config, 32 bytes: the hash of the one before
 MOVING_TAG: Final = 2  # u64 generation, 32 bytes: the index whose packs lie where `prev_config` maps them
+DEAD_TAG: Final = 5  # 16 bytes each: ids of removed backends that nobody is to ask, though `prev_config` has them
 EARLIER_TAG: Final = 4  # earlier mappings, by which copies count or are surplus: `store.moves`
 LIMIT_TAG: Final = 1  # of a backend: u64, its limit in bytes where the weight is another; 0 for none
 TRUSTING_TAG: Final = 3  # no bytes: the user chose to allow for no backend that lies, also where it costs nothing
@@ -231,6 +231,12 @@ class Config:
         """Whether the user chose to allow for no backend that lies."""
         return any(t == TRUSTING_TAG for t, _ in self.tags)
 
+    @property
+    def dead(self) -> frozenset[bytes]:
+        """Ids of removed backends that nobody is to ask for what is to be moved. One that is in use is none."""
+        data = dict(self.tags).get(DEAD_TAG, b"")
+        return frozenset(data[i : i + 16] for i in range(0, len(data), 16)) - {b.backend_id for b in self.backends}
+
     def tagged(self, tag: int, pair: tuple[int, bytes] | None) -> Config:
         """The same config with such a tag, or without it."""
         tags = {t: data for t, data in self.tags if t != tag}
@@ -320,7 +326,7 @@ def decode_config(data: bytes) -> Config:
     r = Reader(data, "config")
     check_format(r.u8(), "the config")
     config = Config(
-        mode=_mode(r),
+        mode=_MODES[(number := r.u8()) and check_kind(number, len(_MODES) - 1, "the config's mode")],
         f=r.u8(),
         encrypted=_choice(r, (False, True)),
         backends=tuple(_decode_backend(r) for _ in range(r.count(r.u16(), 62))),
@@ -383,11 +389,6 @@ def _decode_redundancies(r: Reader) -> tuple[RedundancyClass, ...]:
     return tuple(classes)
 
 
-def _mode(r: Reader) -> Mode:
-    number = r.u8()
-    return _MODES[number and check_kind(number, len(_MODES) - 1, "the config's mode")]
-
-
 def _encode_chunking(c: ChunkingClass) -> bytes:
     return u64(c.below_bytes) + u8(1 if c.kind == "cdc" else 2) + u32(c.minimum) + u32(c.average) + u32(c.maximum)
 
@@ -420,9 +421,7 @@ def _fault_of_backends(c: Config) -> str:
         return "backends out of order, or one twice"
     if len({b.name for b in c.backends}) != len(c.backends):
         return "two backends have one name"
-    storage_ids = [s.storage_id for b in c.backends for s in b.storage]
-    acceptor_ids = [a.acceptor_id for _, a in c.acceptors]
-    ids = storage_ids + acceptor_ids
+    ids = [s.storage_id for b in c.backends for s in b.storage] + [a.acceptor_id for _, a in c.acceptors]
     if len(set(ids)) != len(ids):
         return "one id for two places"
     for b in c.backends:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
-    from metasync.maintenance import add_backend, backend_states, check, collect, recover, status
+    from metasync.maintenance import add_backend, backend_states, check, collect, recover, removal, status
     from metasync.maintenance import drill as drills
     from metasync.maintenance import rebalance as rebalancing
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
@@ -45,7 +45,7 @@ else:
     forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
     add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
     backend_states, rebalancing, status = operations.lazy("maintenance", "backend_states", "rebalance", "status")
-    (drills,) = operations.lazy("maintenance", "drill")
+    drills, removal = operations.lazy("maintenance", "drill", "removal")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
@@ -342,15 +342,14 @@ class Workspace:
             return add_backend.add(s, url, replaces=replaces, passphrase=passphrase, dry_run=dry_run)
 
     def backend_remove(
-        self, name: str, *, passphrase: str | None = None, dry_run: bool = False
+        self, name: str, *, passphrase: str | None = None, dry_run: bool = False, dead: bool = False, lose: bool = False
     ) -> reports.BackendChange:
-        """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
+        """Takes a backend out of the agreed ones; what it alone holds is moved first. What it has is left there.
 
-        `UsageError`: there is none of that name, data would be lost or too few backends be left. `NoQuorumError`.
-        `WeakeningError`: it takes the passphrase, because the policy promises more.
+        `dead`: no device asks it any more; `lose`: even if it alone has something. `UsageError`: there is none of that
+        name, data would be lost or too few backends be left. `WeakeningError`: it takes the passphrase.
         """
-        with self._changing("backend remove") as s:
-            return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run)
+        return removal.remove(self._work, name, passphrase=passphrase, dry_run=dry_run, dead=dead, lose=lose)
 
     def backend_set(
         self, name: str, *, capacity_bytes: int | None = None, new_name: str | None = None,

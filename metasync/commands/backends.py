@@ -7,7 +7,7 @@ from typing import Any, Literal
 import click
 
 from metasync.errors import UnreachableError
-from metasync.terminal import backends_text, text
+from metasync.terminal import backends_text, prompt, text
 from metasync.terminal.console import Console, Options, common, opened, passes_pause
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import if_needed
@@ -127,23 +127,38 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
 
 @backend.command("remove")
 @click.argument("name", shell_complete=completing("backends"))
+@click.option("--dead", is_flag=True, help="It is lost for good: no device asks it for anything any more.")
+@click.option("-y", "--yes", is_flag=True, help="With --dead: give up what only it had, without a question.")
 @_dry_run
 @common
 @click.pass_obj
-def backend_remove(options: Options, name: str, dry_run: bool) -> None:
+def backend_remove(options: Options, name: str, dead: bool, yes: bool, dry_run: bool) -> None:
     """Removes a backend, for all devices.
 
-    The backend may be dead. What it holds is left there. Asks for the passphrase where fewer backends may lie then
-    than the workspace promises, or too few of the votes that it was given for are left.
+    What it holds is left there, and read until `metasync rebalance` has moved it. --dead is for one that will never
+    answer again, also if it was removed before: nobody waits for it any more. What only it had is named first, and
+    asked about. Asks for the passphrase where fewer backends may lie then than the workspace promises, or too few of
+    the votes that it was given for are left.
 
     \b
     Example:
       metasync backend remove usb
+      metasync backend remove usb --dead
     """
     console = Console(options)
     with opened(options, console) as w:
-        done = if_needed(lambda given: w.backend_remove(name, passphrase=given, dry_run=dry_run))
-    console.report("backend remove", backends_text.backend_change("remove", done), done)
+        asks = dead and not (yes or dry_run or options.json or options.quiet)
+        if asks and prompt.somebody():
+            plan = w.backend_remove(name, dry_run=True, dead=True)
+            if plan.lost_packs:
+                for line in backends_text.losses(plan, verbose=options.verbose):
+                    console.line(line)
+                console.confirm(f"Give up what only {name} had?")
+                yes = True
+        wanted: dict[str, Any] = {"dry_run": dry_run, "dead": dead, "lose": yes}
+        done = if_needed(lambda given: w.backend_remove(name, passphrase=given, **wanted))
+    codes = [7] if done.lost_packs else []
+    console.report("backend remove", backends_text.backend_change("remove", done), done, codes)
 
 
 @backend.command("set")

@@ -21,6 +21,7 @@ from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
 from metasync.session import agreement, open_backend, space
 from metasync.session.folder import Link
 from metasync.session.open_backend import NewBackend
+from metasync.store import moves
 
 COPIES_MAX = 255  # as the config has them in a byte
 
@@ -57,14 +58,42 @@ def add(
     return report
 
 
-def remove(s: Session, name: str, *, passphrase: str | None = None, dry_run: bool = False) -> BackendChange:
-    """Takes a backend out of the agreed ones: see `Workspace.backend_remove`."""
+def remove(
+    s: Session,
+    name: str,
+    *,
+    passphrase: str | None = None,
+    dry_run: bool = False,
+    dead: bool = False,
+    lose: bool = False,
+) -> BackendChange:
+    """Takes a backend out of the agreed ones: see `Workspace.backend_remove`. One that is dead has no open way."""
+    newest = agreement.newest(s).config
+    before = {b.name: b for b in s.previous.backends} if dead and s.previous is not None else {}
+    entry = before[name] if newest.named(name) is None and name in before else _entry(newest, name)
+    backend_id = entry.backend_id
+
+    def make(config: Config) -> Config:
+        if dead and backend_id not in config.dead:
+            return moves.without(config, backend_id)
+        return config.with_backends([b for b in config.backends if b.backend_id != backend_id])
+
+    wanted = Wanted(name, make, leaves=backend_id, is_dead=dead, may_lose=lose)
+    return change(s, wanted, passphrase=passphrase, dry_run=dry_run)
+
+
+def drain(s: Session, name: str, *, dry_run: bool = False) -> BackendChange:
+    """Gives a backend as good as no share of the data: a move takes from it what is there."""
     entry = _entry(agreement.newest(s).config, name)
 
     def make(config: Config) -> Config:
-        return config.with_backends([b for b in config.backends if b.backend_id != entry.backend_id])
+        now = config.backend(entry.backend_id)
+        if now is None:
+            return config
+        others = [b for b in config.backends if b.backend_id != entry.backend_id]
+        return config.with_backends([*others, now.weighing(1, now.limit_bytes)])
 
-    return change(s, Wanted(name, make, leaves=entry.backend_id), passphrase=passphrase, dry_run=dry_run)
+    return change(s, Wanted(name, make), dry_run=dry_run)
 
 
 def alter(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import SHORT_KEY
+from metasync.maintenance.holdings import knows_all
 from metasync.maintenance.repair import Finding
 from metasync.maintenance.repair import nowhere as files_nowhere
 from metasync.maintenance.repair import repair as mended
@@ -68,7 +69,7 @@ class _Looked:
     def at(self, s: Session, agreed: Agreed, packs: Sequence[PackRecord]) -> _Looked:
         """Looks at the copies of these packs, which `agreed` names."""
         wanted, names = s.transfer.placement.copies, s.names
-        ids, reached = {p.name: i for i, p in s.transfer.places.items()}, _all_reached(s)
+        ids, reached = {p.name: i for i, p in s.transfer.places.items()}, knows_all(s)
         on_their_way = late_copies.load(s.db)
         for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
@@ -99,11 +100,6 @@ class _Looked:
     def problems(self) -> tuple[CheckProblem, ...]:
         told = (problem for verdict, _ in self.found.values() for problem in verdict.problems)
         return tuple(sorted(told, key=lambda p: (p.backend, p.pack)))
-
-
-def _all_reached(s: Session) -> bool:
-    """Whether this device has a way to every backend that may hold packs."""
-    return {b.backend_id for c in (s.config, s.previous) if c for b in c.backends if b.storage} <= s.names.keys()
 
 
 def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) -> CheckReport:

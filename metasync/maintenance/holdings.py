@@ -87,6 +87,12 @@ def _add(out: dict[frozenset[bytes], Held], holders: frozenset[bytes], packs: in
     out[holders] = Held(held.packs + packs, held.bytes + size)
 
 
+def knows_all(s: Session) -> bool:
+    """Whether this device has a way to every backend that may hold packs and was not given up."""
+    stores = {b.backend_id for c in (s.config, s.previous) if c is not None for b in c.backends if b.storage}
+    return stores - s.config.dead <= s.names.keys() | s.former.keys()
+
+
 def displaced(s: Session) -> Mapping[PackKey, PackRecord] | None:
     """The packs that the last change of the backends was made on. None where that cannot be had: it may be any."""
     if s.config.moving is not None:

@@ -23,6 +23,7 @@ from metasync.config import Config
 from metasync.errors import WorkspaceError
 from metasync.events import Phase, Progress
 from metasync.maintenance import moved, surplus
+from metasync.maintenance.holdings import knows_all
 from metasync.maintenance.reconfigure import Wanted, change
 from metasync.reports.backends import RebalanceReport, Share
 from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
@@ -84,8 +85,7 @@ class Mover:
         self.read_data = read_data
         self.places = Places(s.config, s.previous)
         self.names = {b.backend_id: b.name for b in s.config.backends}
-        stores = {b.backend_id for c in (s.config, s.previous) if c is not None for b in c.backends if b.storage}
-        self.knows_all = stores <= s.transfer.places.keys()
+        self.knows_all = knows_all(s)
         self.tally = tally
         tally.begin(s.config)
 

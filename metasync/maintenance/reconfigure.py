@@ -9,10 +9,10 @@ until it is done, what changed hands is read where it was, and further changes a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
@@ -44,10 +44,11 @@ from metasync.events import Notice, Phase
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.policy import allowing
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
+from metasync.maintenance.drill import would_be_lost
 from metasync.maintenance.holdings import still_moving
 from metasync.members import key_copies, key_store
 from metasync.members.found import ID_BYTES, take_away
-from metasync.reports.backends import BackendChange, Moving
+from metasync.reports.backends import BackendChange, Gone, Moving
 from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, space
@@ -61,9 +62,15 @@ Make = Callable[[Config], Config]
 """The wanted backends, from those agreed now. Pure; `UsageError` if they cannot be. May return its argument."""
 
 
+class OnlyThereError(UsageError):
+    """A backend that is to go alone holds packs, and gives them: they are to be moved first."""
+
+
 @dataclass
 class Wanted:
     """A change under way. `joins`: the name of the way to a backend that is added, `leaves`: id of one that goes.
+
+    `is_dead`: what goes is never asked; `may_lose`: the user knows which files only that one had.
 
     `births`: nonces by acceptor and storage id, drawn once, so that every attempt means the same new roots.
     """
@@ -72,6 +79,8 @@ class Wanted:
     make: Make
     joins: str = ""
     leaves: bytes = b""
+    is_dead: bool = False
+    may_lose: bool = False
     births: dict[bytes, bytes] = field(default_factory=dict)
     gained: dict[bytes, Storage] = field(default_factory=dict)
 
@@ -88,23 +97,26 @@ def change(s: Session, wanted: Wanted, *, passphrase: str | None = None, dry_run
     for _ in range(LOST_ROUNDS_MAX):
         old, raw = base.config, wanted.make(base.config)
         if raw == old:
-            return _report(wanted, old, old, None, base.state, dry_run=dry_run)
+            return _report(wanted, base, old, None, base.state, dry_run=dry_run)
         new = _complete(s, wanted, base, raw)
-        _check_data(s, wanted, base, new)
+        alone = _check_data(s, wanted, base, new)
+        if alone and not (dry_run or wanted.may_lose):
+            raise _would_lose(alone, _leaving(base, s.previous, wanted))
         weaker = base.devices.policy.contradiction(new)
         devices = _allowing(s, base, new, passphrase, weaker) if weaker and not dry_run else None
         _tell_shares(s, old, new)
         if dry_run:
-            return _report(
-                wanted, old, new, None, base.state, dry_run=True, moving=_moving(s, base, new), weaker=weaker
-            )
+            moving, losses = _moving(s, base, new), _losses(s, base, alone)
+            return _report(wanted, base, new, None, base.state, dry_run=True, moving=moving, weaker=weaker, **losses)
         moving, digest = _moving(s, base, new), _prepared(s, wanted, base, new)
         policy = None if devices is None else s.put_const(base.state, devices.encode())
         decided = agreement.propose(s, base.state, Change(op_id=op_id, config=digest, devices=policy))
         if decided.mine:
             s.db.set(JOURNAL_KEY, None)
             after = _settle(s, base.state, decided.state)
-            return _report(wanted, old, new, decided.state.v, after, dry_run=False, moving=moving)
+            return _report(
+                wanted, base, new, decided.state.v, after, dry_run=False, moving=moving, lost_packs=len(alone)
+            )
         base = s.load(decided.state)
     raise WorkspaceError(
         f"others pushed {LOST_ROUNDS_MAX} times while the backends were to be changed; nothing was changed",
@@ -156,7 +168,7 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
     if old.prev_config is not None:
         return moves.merged(old, new).tagged(MOVING_TAG, index).check()
     if not any(map(moves.Places(new, old).is_displaced, {p.name for p in base.index.packs().values()})):
-        return replace(new, prev_config=None).tagged(MOVING_TAG, None).check()  # nothing to be trimmed either
+        return moves.unmoved(new).check()  # nothing to be trimmed either
     return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, index).check()
 
 
@@ -209,28 +221,61 @@ def _moving(s: Session, base: Agreed, new: Config) -> Moving:
 # What must not be lost.
 
 
-def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> None:
-    """`UsageError` when a pack would be left without any copy that can be read."""
+def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> list[PackRecord]:
+    """The packs that a backend which goes and is dead takes with it, as far as the others answer.
+
+    `UsageError` when a pack would be left without any copy that can be read, and that one is not said to be dead.
+    """
     if not wanted.leaves:
-        return
+        return []
     packs = [
         p for p in base.index.packs().values() if s.previous is not None or wanted.leaves in s.transfer.home(p.name)
     ]  # while data move, anything may have come to lie anywhere
     s.listener(Phase("check"))
     alone = _without_copy(s, packs, wanted.leaves)
-    if alone:
-        leaving = _leaving(base.config, wanted)
-        raise UsageError(
-            f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
-            f" without {leaving} they could not be read",
-            next_step=f"Bring the other backends back, or keep {leaving}; `metasync check` lists what is missing.",
-        )
+    if wanted.is_dead or not alone:
+        return alone
+    leaving = _leaving(base, s.previous, wanted)
+    text = (
+        f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
+        f" without {leaving} they could not be read"
+    )
+    here = [p for i, p in s.transfer.places.items() if i == wanted.leaves]
+    if not where_not(s, [(p, has_copy(here, p)) for p in alone]):
+        raise OnlyThereError(text, next_step="metasync rebalance")
+    raise UsageError(
+        text,
+        next_step=f"Bring the other backends back, or keep {leaving}; `metasync check` lists what is missing."
+        f" If {leaving} is lost for good: --dead.",
+    )
 
 
-def _leaving(old: Config, wanted: Wanted) -> str:
+def _would_lose(alone: Sequence[PackRecord], leaving: str) -> UsageError:
+    return UsageError(
+        f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
+        f" they are lost with {leaving}",
+        next_step="--dry-run names the files; --yes gives them up.",
+    )
+
+
+class _Losses(TypedDict, total=False):
+    lost_packs: int
+    gone: tuple[Gone, ...]
+    gone_objects: int
+
+
+def _losses(s: Session, base: Agreed, alone: Sequence[PackRecord]) -> _Losses:
+    """What goes with these packs, by name."""
+    if not alone:
+        return {}
+    gone, objects = would_be_lost(s, base, alone)
+    return {"lost_packs": len(alone), "gone": gone, "gone_objects": objects}
+
+
+def _leaving(base: Agreed, previous: Config | None, wanted: Wanted) -> str:
     """The name of the backend that goes; `wanted.name` is that of another one where it is replaced."""
-    entry = old.backend(wanted.leaves)
-    return entry.name if entry is not None else wanted.name
+    configs = [base.config, previous] if previous is not None else [base.config]
+    return next((e.name for c in configs if (e := c.backend(wanted.leaves)) is not None), wanted.name)
 
 
 def _without_copy(s: Session, packs: Iterable[PackRecord], leaves: bytes) -> list[PackRecord]:
@@ -368,15 +413,17 @@ def _settle(s: Session, base: State, decided: State) -> State:
 
 
 def _report(
-    wanted: Wanted, old: Config, new: Config, version: int | None, state: State, *, dry_run: bool,
-    moving: Moving | None = None, weaker: str = "",
+    wanted: Wanted, base: Agreed, new: Config, version: int | None, state: State, *, dry_run: bool,
+    moving: Moving | None = None, weaker: str = "", **losses: Unpack[_Losses],
 ) -> BackendChange:  # fmt: skip
-    moving = moving or Moving()
+    moving, old = moving or Moving(), base.config
     kept = [f"This takes the workspace's passphrase: {weaker}."] if weaker else []
     if moving.packs:
         kept.append("What lies elsewhere now than it belongs is read where it was. To move it: metasync rebalance")
     if wanted.leaves and wanted.leaves not in {b.backend_id for b in new.backends}:
-        kept.append(f"What {_leaving(old, wanted)} holds was left there; keep it until nothing is left to move.")
+        leaving = _leaving(base, None, wanted)
+        text = f"What {leaving} holds was left there; keep it until nothing is left to move."
+        kept.append(f"Nobody asks {leaving} for anything any more." if wanted.is_dead else text)
     return BackendChange(
         name=wanted.name,
         version=version,
@@ -388,4 +435,5 @@ def _report(
         storing=sum(bool(b.storage) for b in new.backends),
         moving=moving,
         kept=tuple(kept),
+        **losses,
     )

@@ -86,6 +86,8 @@ class BackendChange:
     before, after  what the workspace survives, in a sentence
     moving         what lies elsewhere now than it belongs, to be moved later
     kept           sentences: what stays as it is, and until when
+    lost_packs     packs that only a removed backend had which is dead; `gone`: the files in them, told by a dry run
+                   alone, and how many directories and versions (`gone_objects`)
     """
 
     name: str
@@ -98,6 +100,9 @@ class BackendChange:
     storing: int
     moving: Moving = Moving()
     kept: tuple[str, ...] = ()
+    lost_packs: int = 0
+    gone: tuple[Gone, ...] = ()
+    gone_objects: int = 0
 
 
 @dataclass(frozen=True, slots=True)

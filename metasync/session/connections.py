@@ -481,7 +481,7 @@ def _wanted(config: Config, previous: Config | None) -> dict[bytes, str]:
     names = {e.backend_id: e.name for e in config.backends}
     for e in previous.backends if previous is not None else ():
         names.setdefault(e.backend_id, former_name(e.name, e.backend_id))
-    return names
+    return {i: name for i, name in names.items() if i not in config.dead}
 
 
 def given_up(db: LocalDb) -> frozenset[str]:

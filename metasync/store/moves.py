@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from metasync.codec import TAG_BYTES_MAX, Reader, u8, u16, u64
-from metasync.config import EARLIER_TAG, MOVING_TAG, Config
+from metasync.config import DEAD_TAG, EARLIER_TAG, MOVING_TAG, Config
 from metasync.store.index import PackRecord
 from metasync.store.placement import ORDERS_KEPT_MAX, Placement, Target, gaining, partition_of, placement_of
 
@@ -90,7 +90,19 @@ def trimmed(config: Config) -> Config:
     now = [*past, _former(config, is_trimmed=True)]
     while len(now) > EARLIER_MAX or len(_encode(now)) > TAG_BYTES_MAX:
         now[:2] = [now[1]._replace(copies=0)]
-    return _with_earlier(replace(config, prev_config=None).tagged(MOVING_TAG, None), now)
+    return _with_earlier(unmoved(config), now)
+
+
+def unmoved(config: Config) -> Config:
+    """The same, with nothing left to move: no config before is read."""
+    return replace(config, prev_config=None).tagged(MOVING_TAG, None).tagged(DEAD_TAG, None)
+
+
+def without(config: Config, backend_id: bytes) -> Config:
+    """The same without this backend, and with a note that nobody is to ask it for what is to be moved."""
+    left = config.with_backends([b for b in config.backends if b.backend_id != backend_id])
+    tags = dict(left.tags) | {DEAD_TAG: b"".join(sorted(left.dead | {backend_id}))}
+    return replace(left, tags=tuple(sorted(tags.items())))
 
 
 def merged(old: Config, new: Config, *, since: Config | None = None) -> Config:

@@ -109,7 +109,17 @@ def backend_change(what: str, c: BackendChange) -> list[str]:
         lines.append(f"  {c.after}")
     if c.moving.packs:
         lines.append(f"Still to move{' then' * c.dry_run}: {count(c.moving.packs, 'pack')}, {size(c.moving.bytes)}.")
-    return [*lines, *c.kept]
+    return [*lines, *losses(c), *c.kept]
+
+
+def losses(c: BackendChange, *, verbose: bool = False) -> list[str]:
+    """What only a dead backend had, and who may have it still."""
+    if not c.lost_packs:
+        return []
+    was = "would be" if c.dry_run else "were"
+    lines: list[str] = [alarm(f"{count(c.lost_packs, 'pack')} {was} on no other backend that answers.")]
+    lines += gone(c.gone, c.gone_objects, "would be lost", verbose=verbose)
+    return [*lines, "What this folder or another device has of it, it stores anew: metasync check --repair"]
 
 
 def rebalance(r: RebalanceReport) -> list[str]:

@@ -146,14 +146,17 @@ def test_remove_of_a_dead_backend(lab: Lab) -> None:
 def test_what_only_the_removed_backend_holds_is_not_given_up(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
-    for name in ("a", "b"):
-        for pack in lab.objects(name, "packs"):
-            pack.unlink()
-    with pytest.raises(UsageError, match="no copy on another backend"):
-        laptop.backend_remove("c")
+    on_c = {pack.name for pack in lab.objects("c", "packs")}
+    for pack in (*lab.objects("a", "packs"), *lab.objects("b", "packs")):
+        pack.unlink()
+    lab.faults["c"].down = True
+    for dry_run in (False, True):
+        with pytest.raises(UsageError, match="no copy on another backend"):
+            laptop.backend_remove("c", dry_run=dry_run)
     assert names_of(laptop) == {"a", "b", "c"}
-    with pytest.raises(UsageError, match="no copy on another backend"):
-        laptop.backend_remove("c", dry_run=True)
+    lab.faults["c"].down = False
+    assert lab.reopen(laptop).backend_remove("c").version is not None
+    assert on_c <= {pack.name for name in "ab" for pack in lab.objects(name, "packs")}
 
 
 def test_a_removed_backend_is_read_as_long_as_it_is_linked(lab: Lab) -> None:

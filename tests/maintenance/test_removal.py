@@ -1,0 +1,173 @@
+"""A backend is removed that is dead, or alone holds something: nothing is lost unnamed, nobody waits for the dead."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
+
+from metasync.config import DEAD_TAG, decode_config
+from metasync.errors import UnreachableError, UsageError
+from metasync.store import moves
+from metasync.terminal import prompt
+from metasync.testing.quota import Quota
+from metasync.workspace import Workspace
+
+
+def fill(w: Workspace, pushes: int = 8, mark: str = "") -> None:
+    for n in range(pushes):
+        write(w.directory, {f"file{mark}{n}": f"{mark} {n} ".encode() * 700})
+        w.push(f"push {mark}{n}")
+
+
+def asked(lab: Lab, name: str) -> int:
+    """Requests to a backend since the last time."""
+    return lab.counts[name].take().requests.total()
+
+
+def is_back(lab: Lab, w: Workspace) -> None:
+    """Another device gets all that this one has."""
+    desktop = lab.clone([lab.url(b.name) for b in w.backends()])
+    want = {path: node.data for path, node in tree_of(w.directory).items()}
+    assert {path: node.data for path, node in tree_of(desktop.directory).items()} == want
+
+
+def test_a_dead_one_is_never_asked_and_keeps_nobody_waiting(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c", "d"))
+    fill(w)
+    w = lab.reopen(w)
+    counted = lab.counts["d"]
+    lab.faults["d"].down = True
+    counted.take()
+    done = w.backend_remove("d", passphrase=PASSPHRASE, dead=True)
+    assert (done.version is not None, done.lost_packs) == (True, 0)
+    report = w.rebalance()
+    assert report.is_whole, report
+    fill(w, 1, "later")
+    assert lab.counts["d"] is counted, "no way to it was opened"
+    assert not counted.take().requests
+    with w._session("test") as s:
+        assert DEAD_TAG not in dict(s.config.tags), "the trim ends it"
+    is_back(lab, w)
+
+
+def test_one_that_dies_after_its_removal_ends_with_the_same_command(lab: Lab) -> None:
+    """What only that one had (for other copies got lost) keeps the trim waiting until somebody says that it is dead."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    fill(w)
+    other = lab.clone(lab.urls("a", "b", "c"))
+    w.backend_remove("a", passphrase=PASSPHRASE)
+    w = lab.reopen(w)
+    lab.faults["a"].down = True
+    on_a = {p.name for p in lab.objects("a", "packs")}
+    for copy in [p for name in "bc" for p in lab.objects(name, "packs") if p.name in on_a]:
+        copy.unlink()
+    waits = w.rebalance()
+    assert not waits.is_whole
+    assert waits.version is None
+    with pytest.raises(UsageError, match="lost with a"):
+        w.backend_remove("a", dead=True)
+    plan = w.backend_remove("a", dead=True, dry_run=True)
+    assert plan.lost_packs
+    assert plan.version is None
+    w.backend_remove("a", dead=True, lose=True)
+    ended = w.rebalance()
+    assert ended.version is not None
+    assert len(ended.lost) == plan.lost_packs
+    assert not w.status().moving.packs
+    repaired = w.check(repair=True)  # the folder has all that was lost
+    assert repaired.lost == ()
+    assert repaired.nowhere == ()
+    other = lab.reopen(other)
+    other.pull()
+    assert not any("a" in name for name in other._connections.links)
+    assert {k: v.data for k, v in tree_of(other.directory).items()} == {
+        k: v.data for k, v in tree_of(w.directory).items()
+    }
+
+
+def test_what_only_a_dead_one_had_is_named_and_asked_about(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = lab.init(lab.urls("a", "b", "c"), replicas=1)
+    fill(w)
+    w.close()
+    told: list[str] = []
+    monkeypatch.setattr(prompt, "somebody", lambda: True)
+    monkeypatch.setattr(prompt, "confirmed", lambda text: told.append(text))  # no is what Enter means
+    ran = lab.cli("backend", "remove", "a", "--dead")
+    assert (ran.code, told) == (1, ["Give up what only a had?"])
+    assert "would be lost: file" in ran.out
+    monkeypatch.setattr(prompt, "somebody", lambda: False)
+    assert lab.cli("backend", "remove", "a", "--dead").code == 2, "a script has to say so"
+    assert lab.cli("backend", "remove", "a", "--dead", "--json").code == 2
+    ran = lab.cli("backend", "remove", "a", "--dead", "--dry-run", "--json")
+    assert ran.code == 7
+    assert {g["path"] for g in ran.json["gone"]} <= {f"file{n}" for n in range(8)}
+    assert lab.cli("backend", "remove", "a", "--dead", "--yes").code == 7
+    assert lab.cli("backend", "list").out.count("file://") == 2
+
+
+def test_what_one_alone_holds_is_moved_before_it_goes(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"), replicas=1)
+    fill(w)
+    assert w.backend_remove("a", passphrase=PASSPHRASE, dry_run=True).moving.packs
+    assert lab.objects("a", "packs")
+    done = w.backend_remove("a", passphrase=PASSPHRASE)
+    assert done.version is not None
+    assert not done.moving.packs
+    lab.lose("a")
+    w = lab.reopen(w)
+    is_back(lab, w)
+    report = w.check(read_data=True)
+    assert (report.problems, report.lost) == ((), ())
+
+
+def test_one_that_lacks_what_it_alone_should_hold_may_not_go(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"), replicas=1)
+    fill(w)
+    lost = lab.objects("a", "packs")[0]
+    data = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(UsageError, match="no copy on another backend"):
+        w.backend_remove("a", passphrase=PASSPHRASE)
+    lost.write_bytes(data)
+    w.backend_remove("a", passphrase=PASSPHRASE)
+
+
+def test_while_data_move_they_are_moved_first(lab: Lab) -> None:
+    """The config before maps nothing to the one that goes, so nobody would look there for what was pushed meanwhile."""
+    w = lab.init(lab.urls("a", "b", "c"), replicas=1)
+    fill(w)
+    w.backend_add(lab.url("d"), passphrase=PASSPHRASE)
+    fill(w, 12, "more")
+    assert lab.objects("d", "packs")
+    w.backend_remove("d", passphrase=PASSPHRASE)
+    lab.lose("d")
+    w = lab.reopen(w)
+    is_back(lab, w)
+
+
+def test_a_backend_that_is_full_keeps_the_other_in_use(lab: Lab) -> None:
+    lab.quotas.update(b=Quota(64 << 20), c=Quota(64 << 20))
+    w = lab.init(lab.urls("a", "b", "c"), replicas=1)
+    write(w.directory, {f"big{n}": bytes([n]) + os.urandom(300_000) for n in range(12)})
+    w.push("big")
+    for quota in lab.quotas.values():
+        quota.fill()
+    with pytest.raises(UnreachableError, match="could not be moved"):
+        w.backend_remove("a", passphrase=PASSPHRASE)
+    assert {b.name for b in w.backends()} == {"a", "b", "c"}
+    is_back(lab, w)
+
+
+def test_an_id_of_an_agreed_backend_is_not_taken_for_dead(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    with w._session("test") as s:
+        config = s.config
+    one, two = (b.backend_id for b in config.backends[:2])
+    gone = moves.without(config, one)
+    assert gone.dead == {one}
+    again = gone.with_backends(config.backends)
+    assert decode_config(again.encode()).dead == frozenset()
+    assert moves.without(gone, two).dead == {one, two}
+    assert moves.trimmed(gone).dead == frozenset()
