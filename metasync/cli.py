@@ -46,6 +46,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "rebalance": "backends",
         "check": "sync",
         "drill": "backends",
+        "scrub": "sync",
         "gc": "keep",
         "recover": "recover",
     },

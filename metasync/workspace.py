@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from metasync.maintenance import add_backend, backend_states, check, collect, recover, removal, status
     from metasync.maintenance import drill as drills
     from metasync.maintenance import rebalance as rebalancing
+    from metasync.maintenance import scrub as scrubbing
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
     from metasync.store.retention import Keep
@@ -44,8 +45,8 @@ else:
     conflicts, diff, export, log = operations.lazy("history", "conflicts", "diff", "export", "log")
     forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
     add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
-    backend_states, rebalancing, status = operations.lazy("maintenance", "backend_states", "rebalance", "status")
-    drills, removal = operations.lazy("maintenance", "drill", "removal")
+    backend_states, drills, removal = operations.lazy("maintenance", "backend_states", "drill", "removal")
+    rebalancing, scrubbing, status = operations.lazy("maintenance", "rebalance", "scrub", "status")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
@@ -162,10 +163,7 @@ class Workspace:
         return operations.push(self._work, message, dry_run=dry_run, force=force, durability=durability)
 
     def pull(self, *, dry_run: bool = False, force: bool = False) -> reports.PullReport:
-        """Brings the folder up to the newest agreed version, merging with what changed here.
-
-        Unless `force`, `GuardError` before anything is changed: more than half of more than 20 files would go here.
-        """
+        """Brings the folder up to the newest agreed version, merging with what changed here. `force`: as of `push`."""
         return operations.pull(self._work, dry_run=dry_run, force=force)
 
     def sync(
@@ -194,6 +192,10 @@ class Workspace:
         with self._operation("check --repair") if repair else self._session("check") as s:
             return check.check(s, agreement.newest(s), read_data=read_data, repair=repair)
 
+    def scrub(self, *, full: bool = False) -> reports.ScrubReport:
+        """Looks at what the backends list, and mends; `full`: also at those that are not due: `maintenance.scrub`."""
+        return scrubbing.scrub(self._work, full=full)
+
     def backends(self) -> list[reports.BackendState]:
         """The workspace's backends, and how each fares as seen from this device now."""
         return list(self.backend_list().backends)
@@ -210,8 +212,7 @@ class Workspace:
         with self._session("backend link") as s:
             return backend_states.linked(s, name)
 
-    # --- versions: named as on the command line (`history.versions`); paths are relative to `directory`
-
+    # versions: named as on the command line (`history.versions`); paths are relative to `directory`
     def log(
         self, path: TreePath | None = None, limit: int | None = None, **options: Unpack[log.Options]
     ) -> list[reports.LogItem]:

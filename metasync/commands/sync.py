@@ -165,3 +165,30 @@ def check(options: Options, read_data: bool, repair: bool) -> None:
     codes = [7] if r.lost or r.nowhere or gone else []
     codes += [4] if r.short or r.problems or r.meta_problems else []
     console.report("check", backends_text.check(r, read_data=read_data, verbose=options.verbose), r, codes)
+
+
+@click.command()
+@click.option("--full", is_flag=True, help="List every backend now, also those that are not due.")
+@passes_pause
+@common
+@click.pass_obj
+def scrub(options: Options, full: bool) -> None:
+    """Compares what the backends list, and mends what is missing.
+
+    Costs little: a backend that tells what has changed is asked for that, the others are listed once a day. What they
+    tell is compared with the newest version; only packs that differ are asked for, and mended as by `check --repair`.
+
+    It trusts what a backend lists. `metasync check --read-data` trusts nothing.
+
+    
+    Example:
+      metasync scrub
+      metasync scrub --full
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.scrub(full=full)
+    gone = r.repaired is not None and (r.repaired.gone or r.repaired.gone_objects)
+    codes = [7] if r.lost or gone else []
+    codes += [4] if r.short or r.problems or any(b.how == "away" for b in r.backends) else []
+    console.report("scrub", backends_text.scrub(r, verbose=options.verbose), r, codes)

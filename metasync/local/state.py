@@ -29,7 +29,7 @@ from metasync.local.state_keys import CLONE_ANEW, TABLES, TREE_KEY, UNPLACED, Ke
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
 
-FORMAT = 3
+FORMAT = 4
 APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
 CACHE_KIB = 16 << 10  # pages of one transaction beyond it are written twice: rows and plan of 20,000 files fit
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long

@@ -316,8 +316,35 @@ class StoredNote(NamedTuple):
     note: bytes
 
 
+class Look(NamedTuple):
+    """What is known of a backend's packs since this device last looked: `maintenance.scrub`.
+
+    stores   a hash of the storage ids that were looked at, and of how packs are mapped
+    cursors  of the feed in each of them, by line; a line is empty where the store has none
+    at_ns    when all of it was last seen, ns since 1970; 0: never
+    compared the hash of the index that it was compared with, b"" where something is still wrong
+    packs    how many it told
+    """
+
+    backend: bytes
+    stores: bytes
+    cursors: str
+    at_ns: int
+    compared: bytes
+    packs: int
+
+
+class ToldPacks(NamedTuple):
+    """What a backend told of its packs: `store.inventory.Told`, encoded."""
+
+    backend: bytes
+    told: bytes
+
+
 CONFLICTS: Final = Table("conflicts", Conflict, "copy")
 REPLACED: Final = Table("replaced", ReplacedFile, "n")
 UNPLACED: Final = Table("unplaced", Unplaced, "path")
 STORED: Final = Table("stored", StoredNote, "n")
-TABLES: Final[tuple[Table[Any], ...]] = (CONFLICTS, REPLACED, UNPLACED, STORED)
+LOOKS: Final = Table("looks", Look, "backend")
+TOLD: Final = Table("told", ToldPacks, "backend")
+TABLES: Final[tuple[Table[Any], ...]] = (CONFLICTS, REPLACED, UNPLACED, STORED, LOOKS, TOLD)

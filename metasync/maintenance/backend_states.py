@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from metasync.backends.wrappers.wrapper import AbsentBackend
+from metasync.local.state_keys import LOOKS
 from metasync.maintenance import holdings
 from metasync.maintenance.holdings import still_moving
 from metasync.reports.backends import CONDITIONS, BackendList, BackendState, Moving
@@ -68,6 +69,7 @@ def linked(s: Session, name: str) -> BackendState:
 def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings.Holdings | None) -> list[BackendState]:
     """How these backends fare, by what they answered. Notes since when those are away that are."""
     links, told = s.connections.links, answers.space
+    looked = {row.backend: row.at_ns for row in s.db.records(LOOKS)}
     shares, without = space.config_shares(s.config), given_up(s.db) | s.given_up
     out = []
     for name in names:
@@ -96,6 +98,7 @@ def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings
                 condition=_condition(state),
                 share=shares.get(entry.backend_id),
                 limit_bytes=capacity,
+                looked_ns=looked.get(entry.backend_id) or None,
             )
         )
     return _with_times(s, out)

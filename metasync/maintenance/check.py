@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
-from metasync.local.state_keys import SHORT_KEY
+from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
 from metasync.maintenance.holdings import knows_all
 from metasync.maintenance.repair import Finding
 from metasync.maintenance.repair import nowhere as files_nowhere
@@ -57,22 +57,28 @@ def judge(
 
 
 @dataclass
-class _Looked:
-    """What the look at packs comes to. `found`: the verdict on each with which something is wrong, and what to mend."""
+class Looked:
+    """What the look at packs comes to. `found`: the verdict on each with which something is wrong, and what to mend.
+
+    `sound`: the copies that were found right where they belong, by backend; None: nobody asks for them.
+    """
 
     read_data: bool
+    sound: set[tuple[str, PackId]] | None = None
     found: dict[PackId, tuple[Verdict, Finding]] = field(default_factory=dict)
     waited_for: list[late_copies.Trail] = field(default_factory=list)
     by: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
 
-    def at(self, s: Session, agreed: Agreed, packs: Sequence[PackRecord]) -> _Looked:
+    def at(self, s: Session, agreed: Agreed, packs: Sequence[PackRecord]) -> Looked:
         """Looks at the copies of these packs, which `agreed` names."""
         wanted, names = s.transfer.placement.copies, s.names
         ids, reached = {p.name: i for i, p in s.transfer.places.items()}, knows_all(s)
         on_their_way = late_copies.load(s.db)
         for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
+            if self.sound is not None:
+                self.sound.update((c.backend, record.id) for c in home if c.problem is None)
             self.by.update(c.how for c in (*home, *there))
             self.bytes_read += sum(c.bytes_read for c in copies)
             trail = on_their_way.get(record.id)
@@ -111,7 +117,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     """
     s.listener(Phase("check"))
     packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
-    looked = now = _Looked(read_data).at(s, agreed, packs)
+    looked = now = Looked(read_data).at(s, agreed, packs)
     repaired, names = None, s.names
     nowhere = files_nowhere(s, agreed)
     if repair and (looked.found or nowhere):
@@ -120,10 +126,11 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         nowhere = files_nowhere(s, agreed)
         repaired = replace(repaired, found=looked.problems)
         left = agreed.index.packs()
-        now = _Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
+        now = Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
     wanted = s.transfer.placement.copies
     short = sum(verdict.good < wanted for verdict, _ in now.found.values())
     s.db.set(SHORT_KEY, short)
+    _note_look(s)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
     apart, brought = _check_meta(s, agreed, standings, read_data=read_data)
@@ -146,6 +153,14 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         nowhere=nowhere,
         repaired=repaired,
     )
+
+
+def _note_look(s: Session) -> None:
+    """Notes that all copies on the backends that answer were seen now."""
+    known = {row.backend: row for row in s.db.records(LOOKS)}
+    seen = [i for i, place in s.transfer.places.items() if i in s.names and place.name not in s.transfer.down]
+    none = Look(b"", b"", "", 0, b"", 0)
+    s.db.put_records(LOOKS, [known.get(i, none)._replace(backend=i, at_ns=s.wall_ns()) for i in seen])
 
 
 def looked_at(

@@ -60,14 +60,15 @@ def listed(s: Session, away: dict[str, str], below: int | None = None) -> Iterat
             away[place.name] = (s.out.get(place.name) or s.transfer.down[place.name]).message
             continue
         try:
-            yield from _on(s, place, below)
+            yield from listed_on(s, place, below)
         except BackendError as e:
             away[place.name] = e.message
             if isinstance(e, UnreachableError):
                 s.transfer.down.setdefault(place.name, e)
 
 
-def _on(s: Session, place: Place, below: int | None) -> Iterator[Copy]:
+def listed_on(s: Session, place: Place, below: int | None = None) -> Iterator[Copy]:
+    """The packs that one backend lists, folder by folder, as in `listed`. Raises its errors."""
     for storage_id in place.storage_ids:
         top = f"{storage_id.hex()}/packs"
         generations = [g for g in _names(s, place, [top], _GENERATION)[top] if below is None or int(g) < below]

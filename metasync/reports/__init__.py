@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         RebalanceReport,
         RecoverReport,
         Repaired,
+        ScrubLook,
+        ScrubReport,
         Share,
         Status,
     )
@@ -130,6 +132,8 @@ __all__ = [
     "ResolveReport",
     "RestoreReport",
     "RotationReport",
+    "ScrubLook",
+    "ScrubReport",
     "SettingsReport",
     "Share",
     "ShowReport",

@@ -34,6 +34,7 @@ class BackendState:
     free_bytes    on the account, and `total_bytes` of it, where the backend tells
     reserve_used  it was full, and its ballast was given up so that agreement went on
     warning       a sentence when it is nearly full, else ""
+    looked_ns     when this device last saw all that lies there (`scrub`, `check`; ns since 1970); None: never
     """
 
     name: str
@@ -52,6 +53,7 @@ class BackendState:
     since_ns: int | None = None
     share: float | None = None
     limit_bytes: int | None = None
+    looked_ns: int | None = None
 
     @property
     def holds(self) -> bool:
@@ -361,6 +363,43 @@ class DrillReport:
     def is_passed(self) -> bool:
         """Whether nothing would be lost, and all would go on."""
         return self.agrees and self.joins and not (self.lost or self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubLook:
+    """How one backend was looked at. `how`: `listed`, `changes` (its feed was read), `not due`, `away`.
+
+    packs    how many it told in all
+    changes  how many its feed told since the last scrub
+    at_ns    when all of it was last seen, by this device's clock; None: never
+    why      it could not be asked
+    """
+
+    backend: str
+    how: str
+    packs: int
+    changes: int = 0
+    at_ns: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """The outcome of a scrub.
+
+    compared  digests of partitions that were compared, over all backends; 0 where nothing had changed
+    asked     packs whose copies were asked for, because a backend did not tell of them what it should
+    problems, lost, short, repaired: as in `CheckReport`, of these packs
+    """
+
+    version: int
+    backends: tuple[ScrubLook, ...]
+    compared: int
+    asked: int
+    problems: tuple[CheckProblem, ...] = ()
+    lost: tuple[bytes, ...] = ()
+    short: int = 0
+    repaired: Repaired | None = None
 
 
 @dataclass(frozen=True, slots=True)

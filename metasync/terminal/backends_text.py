@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         RebalanceReport,
         RecoverReport,
         Repaired,
+        ScrubLook,
+        ScrubReport,
         Share,
     )
     from metasync.reports.sync import Trailing
@@ -192,6 +194,32 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
     else:
         lines.append("All is there, as often as promised.")
     return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes)]
+
+
+def scrub(r: ScrubReport, *, verbose: bool = False) -> list[str]:
+    """How each backend was looked at, what is wrong, and what it comes to."""
+    done = r.repaired
+    lines = [f"  {b.backend}: {_look(b)}" for b in r.backends]
+    lines += _packs(r.problems if done is None else done.found, verbose=verbose)
+    if done is not None:
+        lines += _repaired(done, verbose=verbose)
+        lines += [f"Still wrong: {len(r.problems)} copies."] * bool(r.problems and done.copies)
+    if r.lost:
+        lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")
+    elif r.problems or r.short:
+        lines.append("Everything that was asked for can still be read; some packs have too few copies.")
+    elif not any(b.how == "away" for b in r.backends):
+        lines.append("All is listed, as often as promised.")
+    asked = f"; {count(r.asked, 'pack')} {'was' if r.asked == 1 else 'were'} asked for" if r.asked else ""
+    return [f"Looked at version {r.version}{asked}.", *lines]
+
+
+def _look(b: ScrubLook) -> str:
+    if b.how == "listed":
+        return f"listed {count(b.packs, 'pack')}"
+    if b.how == "changes":
+        return f"{count(b.changes, 'change')} since the last time, {count(b.packs, 'pack')} in all"
+    return "seen less than a day ago" if b.how == "not due" else f"not asked: {b.why}"
 
 
 def _repaired(r: Repaired, *, verbose: bool) -> list[str]:

@@ -31,6 +31,7 @@ def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
     lines += _ignored(s, verbose=verbose)
     lines += warnings(s.warnings)
     lines += ["", *backends(s.backends, verbose=verbose), *moving(s.moving), *trailing(s.trailing)]
+    lines += _looks(s, now_ns, verbose=verbose)
     lines += [
         f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)}; to end this"
         f" warning: metasync backend link {e.backend} URL)"
@@ -40,6 +41,17 @@ def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
         names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
         lines.append(alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
     return lines
+
+
+def _looks(s: Status, now_ns: int, *, verbose: bool) -> list[str]:
+    """When each backend was last seen in full; before the first time, only where more is asked for."""
+    stores = [b for b in s.backends if "data" in b.roles]
+    if not verbose and all(b.looked_ns is None for b in stores):
+        return []
+    by_age: dict[str, list[str]] = {}
+    for b in stores:
+        by_age.setdefault("never" if b.looked_ns is None else ago(b.looked_ns, now_ns), []).append(b.name)
+    return ["Last full look: " + "; ".join(f"{', '.join(names)} {age}" for age, names in by_age.items()) + "."]
 
 
 def _verbose(s: Status) -> list[str]:

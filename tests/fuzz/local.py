@@ -55,6 +55,7 @@ from metasync.local.state_keys import (
 from metasync.objects.model import Entry, Kind
 from metasync.session import connections, space
 from metasync.session.folder import BASE_KEY, IN_KEYRING, KEYS_FILE, LINKS_KEY, Link, load_secret, stored_devices
+from metasync.store.inventory import Told, entry
 from metasync.worktree.fs_probe import NAME_RULES_KEY
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.worktree.names import ANY
@@ -322,6 +323,14 @@ def listing_seeds() -> list[bytes]:
     ]
 
 
+def told_seeds() -> list[bytes]:
+    told = Told(8)
+    for n in range(6):
+        told.put((n, bytes([n]) * 32), entry((n, bytes([n]) * 32), n, b"abc" * n))
+    told.note_well(3, b"")
+    return [told.encode(), Told(1).encode()]
+
+
 LOCAL = (
     Target("row", unpack_row, lambda: [pack_row(r) for r in ROWS], pack_row, allowed=DAMAGED),
     Target(
@@ -363,5 +372,6 @@ LOCAL = (
         "amount", amount_of, lambda: [b"15GiB", b"1.5 TB", b"1000000", b"99999999999999999999PB"], allowed=(UsageError,)
     ),
     Target("s3-answer", answer_of, answer_seeds, allowed=(BackendError,)),
+    Target("told", Told.decode, told_seeds, Told.encode, allowed=(FormatError,)),
     Target("s3-listing", listing_of, listing_seeds, allowed=(FormatError,)),
 )

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Any] = {
     "conflicts": {"conflicts": tuple[sync.ConflictReport, ...], "texts": tuple[history.TextDiff, ...]},
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},
     "check": backends.CheckReport,
+    "scrub": backends.ScrubReport,
     "rebalance": backends.RebalanceReport,
     "drill": backends.DrillReport,
     "backend list": backends.BackendList,

@@ -1,0 +1,318 @@
+"""`scrub`: what backends list is compared with the index by digests, and what differs is asked for and mended."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from content_kit import noise
+from workspace_kit import Lab, tree_of, write
+
+from metasync.backends.api import Inventory, Item
+from metasync.backends.memory import MemoryBackend
+from metasync.errors import BackendError, NotFoundError
+from metasync.local.state_keys import LOOKS, TOLD
+from metasync.reports.backends import ScrubReport
+
+NAMES = ("a", "b", "c")
+DAY_NS = 86_400 * 10**9
+KINDS = pytest.mark.parametrize("kind", ["file", "memory"])
+
+
+def pushed(lab: Lab, kind: str = "file", packs: int = 16) -> Any:
+    """So many packs at least that each backend has some, and each pair of them too. Nothing is on its way any more."""
+    w = lab.init(lab.urls(*NAMES, kind=kind))
+    for i in range(packs):
+        write(Path(w.directory), {f"f{i}": noise(5_000, i)})
+        w.push()
+    return lab.reopen(w)
+
+
+def hows(report: ScrubReport) -> dict[str, str]:
+    return {b.backend: b.how for b in report.backends}
+
+
+def later(w: Any, days: float) -> None:
+    """What this device noted was noted so long ago."""
+    w._db.put_records(LOOKS, [r._replace(at_ns=r.at_ns - int(days * DAY_NS)) for r in w._db.records(LOOKS)])
+
+
+def packs_of(lab: Lab, name: str) -> list[str]:
+    backend = lab.counts[name]
+    found: list[str] = []
+
+    def below(path: str) -> None:
+        for item in backend.list(path):
+            inner = f"{path}/{item.name}".removeprefix("/")
+            if item.size is None:
+                below(inner)
+            elif "/packs/" in inner:
+                found.append(inner)
+
+    below("")
+    return found
+
+
+def requests(lab: Lab) -> dict[str, int]:
+    return {name: lab.counts[name].take().requests.total() for name in NAMES}
+
+
+@KINDS
+def test_what_is_as_agreed_is_listed_once_and_then_told_by_changes(lab: Lab, kind: str) -> None:
+    w = pushed(lab, kind)
+    first = w.scrub()
+    assert hows(first) == dict.fromkeys(NAMES, "listed")
+    assert (first.problems, first.asked, first.repaired) == ((), 0, None)
+    assert sum(b.packs for b in first.backends) == 2 * w.check().packs
+    again = w.scrub()
+    assert hows(again) == dict.fromkeys(NAMES, "changes" if kind == "memory" else "not due")
+    assert (again.compared, again.asked) == (0, 0), "what is unchanged is not compared again"
+
+
+def test_a_feed_costs_a_request_a_backend_whatever_it_holds(lab: Lab) -> None:
+    w = pushed(lab, "memory")
+    w.scrub()
+    requests(lab)
+    w.scrub()
+    by_kind = {name: lab.counts[name].take().requests for name in NAMES}
+    assert all(by_kind[name]["inventory"] == 1 and by_kind[name]["list"] == 0 for name in NAMES), by_kind
+    assert all(by_kind[name].total() <= 2 for name in NAMES), by_kind
+
+
+@KINDS
+def test_a_day_later_everything_is_listed_again(lab: Lab, kind: str) -> None:
+    w = pushed(lab, kind)
+    w.scrub()
+    later(w, 1.1)
+    assert hows(w.scrub()) == dict.fromkeys(NAMES, "changes" if kind == "memory" else "listed")
+    later(w, -400)  # a clock that was a year ahead
+    assert hows(w.scrub()) == dict.fromkeys(NAMES, "changes" if kind == "memory" else "listed")
+    assert hows(w.scrub(full=True)) == dict.fromkeys(NAMES, "listed")
+
+
+@KINDS
+def test_what_is_missing_is_found_and_made_again(lab: Lab, kind: str) -> None:
+    w = pushed(lab, kind)
+    w.scrub()
+    gone = packs_of(lab, "b")[:3]
+    for path in gone:
+        lab.counts["b"].delete(path)
+    later(w, 2)
+    report = w.scrub()
+    assert report.repaired is not None
+    assert [(p.backend, p.problem) for p in report.repaired.found] == [("b", "missing")] * 3
+    assert (report.asked, report.repaired.copies, report.problems, report.short) == (3, 3, (), 0)
+    assert set(gone) <= set(packs_of(lab, "b"))
+    later(w, 2)
+    after = w.scrub()
+    assert (after.asked, after.repaired) == (0, None)
+    assert w.check(read_data=True).problems == ()
+
+
+@KINDS
+def test_a_pack_of_another_size_is_found(lab: Lab, kind: str) -> None:
+    w = pushed(lab, kind)
+    w.scrub()
+    path = packs_of(lab, "a")[0]
+    lab.counts["a"].put(path, lab.counts["a"].get(path, max_bytes=1 << 30)[:-1])
+    later(w, 2)
+    report = w.scrub()
+    assert report.repaired is not None
+    assert [p.backend for p in report.repaired.found] == ["a"]
+    assert "bytes instead of" in report.repaired.found[0].problem
+    assert report.problems or not w.check(read_data=True).problems, "what was not mended is told"
+
+
+@KINDS
+def test_pushes_of_others_are_no_findings(lab: Lab, kind: str) -> None:
+    w = pushed(lab, kind, packs=4)
+    w.scrub()
+    other = lab.clone(lab.urls(*NAMES, kind=kind))
+    write(Path(other.directory), {"theirs": noise(50_000, 99)})
+    other.push()
+    lab.reopen(other)
+    report = w.scrub()
+    assert (report.problems, report.repaired) == ((), None)
+    assert report.asked == 0
+    if kind == "memory":
+        assert sum(b.changes for b in report.backends) >= 2
+
+
+def test_a_backend_that_is_away_is_passed_over_and_looked_at_when_it_is_back(lab: Lab) -> None:
+    w = pushed(lab, "memory")
+    w.scrub()
+    lab.hurry()
+    lab.faults["b"].down = True
+    away = lab.reopen(w).scrub()
+    assert hows(away) == {"a": "changes", "b": "away", "c": "changes"}
+    lab.faults["b"].down = False
+    lab.faults["b"].inner.delete(packs_of(lab, "b")[0])
+    back = lab.reopen(w).scrub()
+    assert hows(back) == dict.fromkeys(NAMES, "changes")
+    assert back.repaired is not None
+    assert back.repaired.copies == 1
+
+
+def test_an_emptied_store_gets_all_its_packs_again(lab: Lab) -> None:
+    w = pushed(lab, "memory")
+    w.scrub()
+    there = packs_of(lab, "c")
+    for path in there:
+        lab.counts["c"].delete(path)
+    report = w.scrub()
+    assert report.repaired is not None
+    assert report.repaired.copies == len(there)
+    assert sorted(packs_of(lab, "c")) == sorted(there)
+    assert w.scrub().asked == 0
+
+
+# --- stores that lie in it
+
+
+class Telling(MemoryBackend):
+    """Tells MD5s in its inventory, but for what a test has it say."""
+
+    says: ClassVar[dict[str, Any]] = {}
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        page = super().inventory(path, cursor)
+        return page._replace(items=tuple(self._told(path, i) for i in page.items if self._shows(i)))
+
+    def _shows(self, item: Item) -> bool:
+        return item.name not in self.says.get("hides", ())
+
+    def _told(self, path: str, item: Item) -> Item:
+        if item.size is None:
+            return item
+        data = self.get(f"{path}/{item.name}", max_bytes=1 << 30)
+        right = hashlib.md5(data, usedforsecurity=False).digest()
+        return item._replace(digest=self.says.get("digest", right), size=item.size + self.says.get("more", 0))
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(MemoryBackend, "open", classmethod(_open_telling))
+    monkeypatch.setattr(MemoryBackend, "digest_kind", "md5", raising=False)
+    says: dict[str, Any] = {}
+    monkeypatch.setattr(Telling, "says", says)
+    return says
+
+
+_OPEN = MemoryBackend.open.__func__  # type: ignore[attr-defined]
+
+
+def _open_telling(cls: type, url: Any, *, create_root: bool) -> Telling:
+    plain = _OPEN(MemoryBackend, url, create_root=create_root)
+    return Telling(plain._store)
+
+
+def test_digests_that_are_listed_are_compared(lab: Lab, telling: dict[str, Any]) -> None:
+    w = pushed(lab, "memory")
+    assert w.scrub().asked == 0
+    path = packs_of(lab, "a")[0]
+    data = bytearray(lab.counts["a"].get(path, max_bytes=1 << 30))
+    data[100] ^= 1
+    lab.counts["a"].put(path, bytes(data))
+    report = w.scrub()
+    assert report.asked == 1, "the size is right, and the digest is not"
+    assert report.repaired is not None
+    assert [(p.backend, p.problem) for p in report.repaired.found] == [("a", "altered")]
+
+
+@pytest.mark.parametrize("lie", [{"digest": bytes(16)}, {"more": 1}, {"digest": b"x"}, {"digest": bytes(1000)}])
+def test_a_lie_in_an_inventory_costs_questions_and_deletes_nothing(
+    lab: Lab, telling: dict[str, Any], lie: dict[str, Any]
+) -> None:
+    """A provider says of all its packs that they are others than agreed; each has its bytes."""
+    w = pushed(lab, "memory")
+    before = {name: sorted(packs_of(lab, name)) for name in NAMES}
+    telling.update(lie)
+    report = w.scrub()
+    assert (report.problems, report.lost, report.short) == ((), (), 0)
+    assert {name: sorted(packs_of(lab, name)) for name in NAMES} == before
+    assert w.scrub().asked == 0, "what was asked for and found right is not asked for again"
+    assert w.scrub(full=True).asked == 0, "nor when the same is listed again"
+    assert w.check(read_data=True).problems == ()
+
+
+def test_a_provider_that_hides_what_it_has_loses_nothing(lab: Lab, telling: dict[str, Any]) -> None:
+    w = pushed(lab, "memory")
+    telling["hides"] = {path.partition("/packs/")[2] for path in packs_of(lab, "a")}
+    before = {name: sorted(packs_of(lab, name)) for name in NAMES}
+    report = w.scrub()
+    assert (report.problems, report.asked > 0) == ((), True)
+    assert {name: sorted(packs_of(lab, name)) for name in NAMES} == before
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        Inventory((), "x" * 5000, False),
+        Inventory((), "two\nlines", False),
+        Inventory((Item("../../up", 1), Item("0/zz/ab", 1), Item("9" * 40, 1)), "c", False),
+        (),
+        None,
+    ],
+)
+def test_an_inventory_that_is_none_is_no_reason_to_do_anything(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, page: Any
+) -> None:
+    w = pushed(lab, "memory", packs=3)
+    before = tree_of(Path(w.directory)), {name: sorted(packs_of(lab, name)) for name in NAMES}
+    monkeypatch.setattr(MemoryBackend, "inventory", lambda *_: page)
+    for _ in range(2):
+        report = w.scrub()
+        assert (report.lost, report.problems) == ((), ())
+    assert (tree_of(Path(w.directory)), {name: sorted(packs_of(lab, name)) for name in NAMES}) == before
+
+
+def test_a_cursor_that_the_store_has_forgotten_begins_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = pushed(lab, "memory", packs=3)
+    w.scrub()
+    plain = MemoryBackend.inventory
+
+    def forgetful(self: MemoryBackend, path: str, cursor: str) -> Inventory:
+        if cursor and ":" not in cursor:
+            raise NotFoundError("too old")
+        return plain(self, path, cursor)
+
+    monkeypatch.setattr(MemoryBackend, "inventory", forgetful)
+    assert hows(w.scrub()) == dict.fromkeys(NAMES, "listed")
+
+
+def test_a_feed_that_fails_half_way_is_read_again_from_where_it_was(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = pushed(lab, "memory")
+    w.scrub()
+    for path in packs_of(lab, "a")[:2]:
+        lab.counts["a"].delete(path)
+    plain, calls = MemoryBackend.inventory, []
+
+    def failing(self: MemoryBackend, path: str, cursor: str) -> Inventory:
+        calls.append(cursor)
+        if len(calls) <= len(NAMES):
+            raise BackendError("no", retryable=False)
+        return plain(self, path, cursor)
+
+    monkeypatch.setattr(MemoryBackend, "inventory", failing)
+    assert hows(w.scrub()) == dict.fromkeys(NAMES, "away")
+    report = w.scrub()
+    assert report.repaired is not None
+    assert report.repaired.copies == 2
+
+
+def test_damaged_notes_cost_a_new_comparison(lab: Lab) -> None:
+    w = pushed(lab, "memory", packs=3)
+    w.scrub()
+    w._db.put_records(TOLD, [r._replace(told=b"\1\2\3") for r in w._db.records(TOLD)])
+    lab.counts["a"].delete(packs_of(lab, "a")[0])
+    assert w.scrub().problems == ()
+    assert w.check(read_data=True).problems == ()
+
+
+def test_status_says_when_all_was_seen(lab: Lab) -> None:
+    w = pushed(lab, "memory", packs=2)
+    assert all(b.looked_ns is None for b in w.status().backends)
+    w.scrub()
+    assert all(b.looked_ns for b in w.status().backends)
