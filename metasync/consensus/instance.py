@@ -267,7 +267,7 @@ def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQu
     first = next((s.first for n in names if (s := m.standings.get(n)) and s.kind == "down" and s.first), "")
     away = [n for n in names if (s := m.standings.get(n)) and s.kind in ("down", "replaced")]
     step = f"{first.rstrip('.')}. Then run again." if first else "run again when the backends are reachable"
-    if not first and away and len(names) - instance.quorum < len(away) + len(ended) and len(away) < len(names):
+    if not first and len(names) - instance.quorum < len(away) + len(ended) and len(away) < len(names):
         step += f"; if they are lost for good: metasync recover {' '.join(f'--without {n}' for n in away)}"
     gone = [n for n in names if (s := m.standings.get(n)) and s.kind == "replaced"]
     full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]

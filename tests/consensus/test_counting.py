@@ -425,3 +425,27 @@ def test_a_birth_that_could_not_be_read_again_takes_back_what_was_read_before() 
     without_birth(p.logs, "a")
     p.logs.world.do(p.views[0].append(Kind.PREPARE, p.logs.proposer.round(9), None, NEVER))
     assert (p.instance.read(), p.instance.quiet()) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "votes", "is_certain"),
+    [
+        ((2, 3, 5), {2: "a", 3: "bd"}, False),  # one vote for it in a lower round is no decision there
+        ((3, 5), {2: "abd", 3: "bd"}, False),  # nor are votes of a round that nobody can have promised
+        ((5,), {3: "bd"}, True),  # and such a round decided no other value either
+    ],
+)
+def test_a_value_is_certain_where_no_other_can_have_been_decided_below_it(
+    prepared: tuple[int, ...], votes: dict[int, str], is_certain: bool
+) -> None:
+    """x is decided in round 5. In round 3 two voted for y, and what c has is unknown, so that y may have had three."""
+    logs = Logs("abcde")
+    y = logs.proposer.lie(logs.base, b"y...")
+    for n in (2, 3, 5):
+        if n in prepared:
+            logs.prepare("abde", n)
+        logs.accept({**votes, 5: "abd"}.get(n, ""), n, y if n == 3 else logs.x)
+    logs.world.down = {"c"}
+    instance = logs.read()
+    assert instance.decided() == logs.x
+    assert instance.is_certain(logs.x) is is_certain
