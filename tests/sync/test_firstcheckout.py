@@ -6,6 +6,7 @@ import dataclasses
 import os
 import random
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from effort import first
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.checkout import checkout
+from metasync.checkout import checkout, room
 from metasync.checkout.apply import Placer
 from metasync.checkout.checkout import Checkout
 from metasync.errors import ExcludedError, MetaSyncError, UnreachableError, WorkspaceError
@@ -438,3 +439,89 @@ def test_what_was_begun_before_a_restart_of_the_workspace_is_this_devices_own(
     assert report.conflicts == ()
     assert tree_of(folder) == tree_of(w.directory)
     settled(report.workspace)
+
+
+def test_the_files_of_a_small_clone_are_counted_without_their_directories(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"d/e/f": b"1", "g": b"2"})
+    w.push()
+    report = cloned(lab)
+    assert (report.files, report.bytes) == (2, 2)
+
+
+def test_a_part_below_its_full_size_ends_where_the_top_of_the_folder_has_its_next_name(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_parts(monkeypatch)
+    parts: list[list[bytes]] = []
+    begin = Checkout.begin
+
+    def noted(self: Checkout, changes: Any, *a: Any, **k: Any) -> Any:
+        changes = list(changes)
+        parts.append([change.path for change in changes])
+        return begin(self, changes, *a, **k)
+
+    monkeypatch.setattr(Checkout, "begin", noted)
+    published(lab)
+    cloned(lab)
+    short = [(one, two) for one, two in pairwise(parts) if len(one) < first_checkout.PART_PATHS]
+    assert short
+    assert all(b"/" not in two[0] for _, two in short)
+
+
+def test_a_clone_that_goes_on_counts_what_is_here_and_knows_that_all_is_as_agreed(
+    lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = published(lab)
+    folder = stopped_between_parts(lab, monkeypatch)
+    here = sum(node.kind != "dir" for node in tree_of(folder).values())
+    told: list[Any] = []
+    needed = sum(len(n.data) + SMALL_FILE_BYTES for n in tree_of(w.directory).values() if n.kind != "dir")
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: needed - 1)
+    monkeypatch.setattr(first_checkout, "FAR_BEYOND", 1)
+    report = cloned(lab, told)
+    assert f"going on with a clone: {here} files are here already" in [e.text for e in told if isinstance(e, Notice)]
+    assert report.workspace._db.get(TREE_KEY) is not None, "a push need not look at the tree again"
+    settled(report.workspace)
+
+
+def test_what_is_staged_already_needs_no_room_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = published(lab)
+    small_parts(monkeypatch)
+    undo = dying(monkeypatch, Checkout, "apply", 1)
+    with pytest.raises(Stop):
+        cloned(lab)
+    undo()
+    needed = sum(len(n.data) + SMALL_FILE_BYTES for n in tree_of(w.directory).values() if n.kind != "dir")
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: needed - 1)
+    cloned(lab)
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory)
+
+
+def test_a_file_that_the_disk_will_never_hold_is_left_out_of_its_part(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = published(lab)
+    small_parts(monkeypatch)
+    monkeypatch.setattr(room, "LARGE_FILE_BYTES", 7 * MB)
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 8 * MB)
+    report = cloned(lab)
+    assert [left.path for left in report.unplaced] == [b"huge"]
+    assert report.workspace._db.get(TREE_KEY) is None
+    assert {*tree_of(w.directory)} - {*tree_of(lab.root / "desktop")} == {b"huge"}
+
+
+def test_rows_are_not_said_to_be_the_tree_where_a_directory_went_at_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(lab)
+    small_parts(monkeypatch)
+    real, made = checkout.rows_after, lab.root / "desktop/m/deep/er"
+
+    def after(*a: Any) -> Any:
+        if made.exists():
+            made.rmdir()
+        return real(*a)
+
+    monkeypatch.setattr(checkout, "rows_after", after)
+    assert cloned(lab).workspace._db.get(TREE_KEY) is None
