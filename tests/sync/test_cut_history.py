@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import pytest
 from attack_kit import insider
@@ -59,6 +60,47 @@ def test_a_base_that_was_dropped_is_an_empty_one(
     contents = {(two.directory / name).read_bytes() for name in names}
     assert {b"by the first", b"by the second"} < contents
     assert len(report.conflicts) == 1
+
+
+@dataclass
+class Kept:
+    """What an index says of one version."""
+
+    dropped: bool
+    root: bytes | None
+
+    def has_dropped(self, _: int) -> bool:
+        return self.dropped
+
+    def replacing(self, _: bytes) -> bytes | None:
+        return self.root
+
+
+@pytest.mark.parametrize(
+    ("dropped", "root", "kept"),
+    [
+        (False, None, "error"),
+        (True, None, "nothing"),
+        (False, b"r" * 32, "another"),
+        (True, b"r" * 32, "nothing"),  # of a version that was dropped the other tree is not kept either
+        (False, b"same", "nothing"),  # that other tree is the one that cannot be read
+    ],
+)
+def test_what_is_kept_of_a_base_whose_tree_is_gone_on_purpose(
+    apart: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch, dropped: bool, root: bytes | None, kept: str
+) -> None:
+    _, two = apart
+    with two._session("pull") as s:
+        base = s.base()
+        assert base.snapshot is not None
+        retained = Kept(dropped, base.tree_root if root == b"same" else root)
+        monkeypatch.setattr(AgreedIndexes, "retained", lambda *_: retained)
+        found = pull._as_kept(s, base, base)
+    if kept == "error":
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.snapshot.root if found.snapshot is not None else None) == (root if kept == "another" else None)
 
 
 def test_a_base_that_is_damaged_is_an_error(apart: tuple[Workspace, Workspace]) -> None:
