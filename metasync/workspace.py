@@ -76,10 +76,7 @@ class Workspace:
 
     @classmethod
     def open(cls, directory: Folder = ".", *, on_event: Listener = ignore, now: bool = False) -> Workspace:
-        """Opens the workspace that `directory` lies in. `WorkspaceError` if it lies in none.
-
-        `now`: its transfers go on in spite of a pause.
-        """
+        """Opens the workspace that `directory` lies in, or `WorkspaceError`. `now`: transfers heed no pause."""
         workspace = cls._open_at(folder_above(directory), on_event)
         workspace._work.now = now
         return workspace
@@ -297,8 +294,10 @@ class Workspace:
         with self._session("tag") as s:
             return tags.listing(s)
 
-    def keep(self, policy: str | None = None, *, change: bool = False) -> reports.KeepReport:
-        """Which versions are kept, as agreed. `change`: agrees on `policy` (`store.retention`), or on none."""
+    def keep(self, policy: str | None = None, *, change: bool = False, ask: bool = True) -> reports.KeepReport:
+        """Which versions are kept, as agreed; without `ask` as is known here. `change`: agrees on `policy`, or none."""
+        if not ask:
+            return tags.known(self._db)
         with self._operation("config set") if change else self._session("config get") as s:
             return tags.keep(s, policy) if change else tags.kept(s)
 

@@ -178,7 +178,7 @@ def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tupl
 
     A and B are versions. Without B, compares A with the folder; without both, the version that the folder is based
     on. A version is a number, `latest`, `base` (what this folder is based on), `latest~3`, the beginning of a
-    snapshot's id as `log` shows it, or a time: `@2026-11-20`, `@2026-11-20T14:00`.
+    snapshot's id as `log` shows it, a name that `metasync tag` gave, or a time: `@2026-11-20`, `@2026-11-20T14:00`.
 
     \b
     Example:

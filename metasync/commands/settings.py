@@ -47,13 +47,15 @@ def config() -> None:
 def config_list(options: Options) -> None:
     """Lists the settings.
 
+    `keep` is agreed by all devices, and shown as this device knows it: `metasync config get keep` asks.
+
     \b
     Example:
       metasync config list --json
     """
     console = Console(options)
     with opened(options, console) as w:
-        r = w.settings()
+        r = _with_agreed(w.settings(), w.keep(ask=False))
     console.report("config list", _lines(r), r)
 
 

@@ -12,15 +12,16 @@ from metasync.consensus import JOURNAL_KEY, Change, State
 from metasync.errors import UsageError, WorkspaceError
 from metasync.history.log import History
 from metasync.history.versions import required, resolve
+from metasync.local.state import LocalDb
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.objects.model import version_of
 from metasync.reports.history import KeepReport, TaggedVersion, TagReport
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement
-from metasync.session.folder import BASE_KEY
+from metasync.session.folder import BASE_KEY, stored_newest
 from metasync.session.session import Session
 from metasync.store import retention
-from metasync.store.retained import NAMES_MAX, Named, Retained
+from metasync.store.retained import NAMES_MAX, Named, Retained, decode_retained
 
 OP_ID_BYTES: Final = 16
 WORDS: Final = "last=N hourly=N daily=N weekly=N monthly=N yearly=N within=1y2m3d4h"
@@ -87,6 +88,13 @@ def keep(s: Session, policy: str | None, *, dry_run: bool = False) -> KeepReport
 def kept(s: Session) -> KeepReport:
     """The agreed policy."""
     return KeepReport(None, str(s.indexes.retained(agreement.ask_newest(s)).keep) or None)
+
+
+def known(db: LocalDb) -> KeepReport:
+    """The policy, as the newest state says that this device knows; none where it has not read it."""
+    state = stored_newest(db)
+    data = db.get_object(state.retained.hash)
+    return KeepReport(None, (str(decode_retained(data).keep) or None) if data is not None else None)
 
 
 def change(s: Session, make: Callable[[Retained], Retained], *, dry_run: bool) -> tuple[State | None, Retained]:

@@ -5,6 +5,7 @@ latest, base         the newest agreed version; the one this folder is at
 ab12cd34             a snapshot by the beginning of its id, as `metasync log` shows it
 @2026-11-20          the newest version of that day or before, by the authors' clocks, in local time
 @2026-11-20T14:00    the newest version at or before that time; `@yesterday`, `@2 days ago` and others (`history.times`)
+first-draft          the version that was given this name (`metasync tag`)
 latest~3             so many steps back in the log from any of these; `~` is one
 """
 
@@ -19,13 +20,15 @@ from metasync.errors import DamagedError, NoQuorumError, UsageError
 from metasync.history.log import History
 from metasync.history.times import WAYS, span
 from metasync.objects.model import Snapshot, version_of
+from metasync.store import retention
 
 PREFIX_DIGITS_MIN = 8
 _NAME = re.compile(r"(?P<what>[^~]+)(?:~(?P<back>[0-9]{0,9}))?")
 _NUMBER = re.compile(r"v?[0-9]{1,18}")
 _ID = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS_MIN},64}}")
 _WAYS = (
-    "A version is a number, `latest`, `base`, `latest~3`, 8 or more digits of a snapshot's id, or `@2026-11-20T14:00`."
+    "A version is a number, `latest`, `base`, `latest~3`, 8 or more digits of a snapshot's id, `@2026-11-20T14:00`, "
+    "or a name that `metasync tag` lists."
 )
 
 
@@ -34,7 +37,7 @@ class Spec:
     """A version as it was named. `until_ns`: for a time. `back`: steps back from there."""
 
     text: str
-    kind: Literal["number", "latest", "base", "id", "time"]
+    kind: Literal["number", "latest", "base", "id", "time", "tag"]
     number: int = 0
     until_ns: int = 0
     back: int = 0
@@ -72,20 +75,25 @@ def parse(text: str) -> Spec | None:
         return Spec(text, "id", back=back)
     if what.startswith("@"):
         return Spec(text, "time", until_ns=_until_ns(what[1:]), back=back)
-    return None
+    return Spec(text, "tag", back=back) if retention.is_name(what) else None
 
 
 def is_version_name(text: str) -> bool:
-    """Whether a text is written like a version, be there one or not."""
-    return text.startswith("@") or parse(text) is not None
+    """Whether a text is written like a version, be there one or not. Any word may be the name of one: that is none."""
+    spec = None if text.startswith("@") else parse(text)
+    return text.startswith("@") or (spec is not None and spec.kind != "tag")
 
 
 def required(text: str) -> Spec:
     """The same, where nothing but a version will do. `UsageError`."""
     spec = parse(text)
     if spec is None:
-        raise UsageError(f"{text!r} names no version", next_step=_WAYS)
+        raise _unnamed(text)
     return spec
+
+
+def _unnamed(text: str) -> UsageError:
+    return UsageError(f"{text!r} names no version", next_step=_WAYS)
 
 
 def _until_ns(text: str) -> int:
@@ -129,6 +137,11 @@ def _at(history: History, spec: Spec) -> Version:
     if spec.kind == "time":
         return _at_time(history, spec)
     prefix = spec.text.partition("~")[0]
+    if spec.kind == "tag":
+        number = next((n.version for n in history.retained.named if n.name == prefix), None)
+        if number is None:
+            raise _unnamed(spec.text)
+        return _agreed(history, number, history.master_at(number))
     ids = history.ids_like(prefix) if _ID.fullmatch(prefix) else []
     if len(ids) == 1:
         snapshot = history.snapshot(ids[0])

@@ -66,7 +66,17 @@ def _versions(db: LocalDb) -> list[str]:
 
     state = db.get(BASE_KEY)
     newest = state.v if state is not None else 0
-    return ["latest", "base", *(str(v) for v in range(newest, max(0, newest - VERSIONS_MAX), -1))]
+    named = _tags(db) if state is not None else []
+    return ["latest", "base", *named, *(str(v) for v in range(newest, max(0, newest - VERSIONS_MAX), -1))]
+
+
+def _tags(db: LocalDb) -> list[str]:
+    """The names of versions, as the newest state says that this device knows."""
+    from metasync.session.folder import stored_newest
+    from metasync.store.retained import decode_retained
+
+    data = db.get_object(stored_newest(db).retained.hash)
+    return [n.name for n in decode_retained(data).named] if data is not None else []
 
 
 def _settings(db: LocalDb) -> list[str]:

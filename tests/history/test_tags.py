@@ -59,6 +59,37 @@ def test_what_is_no_name(six: Workspace, name: str) -> None:
         six.tag("3", name)
 
 
+def test_a_name_stands_for_its_version(six: Workspace, lab: Lab) -> None:
+    """Wherever a version is taken; what no version is called is told as what names none."""
+    six.tag("3", "draft")
+    assert six.read("f", "draft") == b"state 3\n"
+    assert six.read("f", "draft~1") == b"state 2\n"
+    assert six.diff("draft", "4").a == "version 3"
+    assert six.show("draft").version.version == 3
+    six.restore("draft", to=lab.root / "out")
+    assert (lab.root / "out" / "f").read_bytes() == b"state 3\n"
+    assert six.tag("draft", "again").tags[0].number == 3
+    with pytest.raises(UsageError, match="'drafts' names no version"):
+        six.diff("drafts")
+    six.untag(["draft"])
+    with pytest.raises(UsageError, match="'draft' names no version"):
+        six.read("f", "draft")
+
+
+def test_a_path_comes_before_a_word_that_no_version_is_called(six: Workspace, lab: Lab) -> None:
+    assert lab.cli("ls", "file1").out.split() == ["file1"]
+    assert "there is no file1x" in lab.cli("ls", "file1x").err or "file1x" in lab.cli("ls", "file1x").err
+
+
+def test_what_is_kept_is_among_the_settings_without_asking(six: Workspace, lab: Lab) -> None:
+    six.keep("last=3", change=True)
+    lab.hurry()
+    for store in lab.faults.values():
+        store.down = True
+    assert "keep = last=3" in lab.cli("config", "list").out
+    assert lab.cli("config", "list", "--json").json["settings"]["keep"] == "last=3"
+
+
 def test_what_cannot_have_a_name(six: Workspace) -> None:
     six.device_rename("laptop", "other")
     with pytest.raises(UsageError, match="there is no version 99"):
