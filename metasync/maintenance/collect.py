@@ -8,7 +8,7 @@ next run of any device takes. Pushes never wait; one that had begun stores again
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
@@ -20,6 +20,7 @@ from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance import sweep
 from metasync.maintenance.sweep import Swept
+from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.objects.reach import mark
 from metasync.reports.backends import Freed, GcReport
@@ -30,7 +31,7 @@ from metasync.session.session import Agreed, Session
 from metasync.store import collection, retention
 from metasync.store.collection import Plan
 from metasync.store.index import IndexSegment, PackId
-from metasync.store.retained import INTERVALS_MAX, Retained
+from metasync.store.retained import INTERVALS_MAX, NO_SNAPSHOT, Retained
 from metasync.store.retention import Keep, Stamped
 from metasync.transfer.contents import Contents
 from metasync.transfer.upload import Upload
@@ -113,7 +114,8 @@ class _Collection:
         s = self.s
         before = s.indexes.retained(base.state)
         contents = s.contents(base)
-        pushes = [(v, i, snapshot.time_ns) for v, i, snapshot in _line(s, base, before, contents)]
+        line = list(_line(s, base, before, contents))
+        pushes = [(v, i, snapshot.time_ns) for v, i, snapshot in line]
         policy = self.policy if self.policy is not None else before.keep
         stay = {v for v, _, _ in pushes}
         if policy:
@@ -124,7 +126,10 @@ class _Collection:
             stamped = [Stamped(v, time_ns) for v, _, time_ns in pushes]
             stay = set(retention.kept(policy, stamped, before.named, s.wall_ns()))
         known = [(v, i) for v, i, _ in reversed(pushes)]
-        after = before if len(stay) == len(known) else before.without(known, stay)
+        if line and _before(line[-1][2], known[0][0], before) != ZERO_HASH:
+            _check_unknown(known[0][0], len(known), policy, before)
+            known.insert(0, (1, NO_SNAPSHOT))  # whatever there was: it goes with the versions before the oldest known
+        after = before if stay >= {v for v, _ in known} else before.without(known, stay)
         if len(after.dropped) > INTERVALS_MAX:
             raise UsageError(
                 "the policy leaves more gaps in history than can be agreed", next_step="Keep fewer versions."
@@ -133,12 +138,7 @@ class _Collection:
         left = tuple(one for one in before.replaced if one.snapshot in self.marked)
         after = after._replace(replaced=left, purge=before.purge and not repack)
         planned = collection.plan(base.index, self.marked, IdSet(), repack=repack, purge=before.purge)
-        if planned.missing:
-            raise DamagedError(
-                f"versions that are kept need {planned.missing:,} objects that are in no pack; nothing was deleted",
-                next_step="`metasync check --read-data` tells more. `--keep-last 1` gives the older versions up.",
-            )
-        return _Found(base, before, after, len(stay), len(known) - len(stay), self.marked, planned)
+        return _Found(base, before, after, len(stay), len(pushes) - len(stay), self.marked, planned)
 
     def _mark(self, roots: list[bytes], retained: Retained, base: Agreed, contents: Contents) -> None:
         """Marks what these snapshots need. What an attempt before marked counts, unless others dropped versions."""
@@ -147,7 +147,7 @@ class _Collection:
             self.marked, self.upload = IdSet(), None  # the index must name nothing whose parts it does not name
         self.was = retained
         self.s.listener(Phase("mark"))
-        walked = mark(roots, self.marked, base.index.__contains__, retained.replacing)
+        walked = _all_named(mark(roots, self.marked, base.index.__contains__, retained.replacing), base)
         try:
             contents.walk(walked)
         except MetaSyncError as e:
@@ -290,7 +290,12 @@ class _Collection:
         """Deletes by the state that was looked at, whoever fenced it: all that it keeps is there, as is known."""
         s, base = self.s, found.base
         s.listener(Phase("delete"))
-        out = sweep.sweep(s, base.index.packs(), base.state.min_gen)
+        index, marked = base.index, found.marked
+
+        def is_missed(object_id: bytes) -> bool:
+            return object_id in marked and object_id not in index
+
+        out = sweep.sweep(s, index.packs(), base.state.min_gen, is_missed if found.plan.missing else None)
         for name, packs in (before.packs if before is not None else {}).items():
             out.packs[name] += packs
             out.bytes[name] += before.bytes[name] if before is not None else 0
@@ -309,6 +314,13 @@ class _Collection:
 
     def _report(self, found: _Found, swept: Swept, notes: tuple[str, ...]) -> GcReport:
         s = self.s
+        if lost := found.plan.missing:
+            what = "1 object that a version needs is" if lost == 1 else f"{lost:,} objects that versions need are"
+            more = "`metasync check --repair` tells which files that is, and stores what this folder has."
+            notes = (*notes, f"{what} in no pack that is agreed. {more}")
+        if swept.spared:
+            packs = "1 copy of a pack was" if swept.spared == 1 else f"{swept.spared:,} copies of packs were"
+            notes = (*notes, f"{packs} spared: they may hold what is missing.")
         if swept.away:
             away = ", ".join(sorted(swept.away))
             notes = (*notes, f"not reached: {away}. What lies there goes with the next `metasync gc` that reaches it.")
@@ -324,7 +336,20 @@ class _Collection:
             unused_bytes=found.plan.unused,
             away=dict(swept.away),
             notes=notes,
+            missing=found.plan.missing,
         )
+
+
+def _all_named(walk: Generator[Needs, Bytes, None], base: Agreed) -> Generator[Needs, Bytes, None]:
+    """The same walk. `DamagedError` where it asks for what the index does not name, though it may be cached here."""
+    needs = next(walk, None)
+    while needs is not None:
+        if lost := sum(i not in base.index for i in needs[1]):
+            raise DamagedError(f"{lost:,} directories or versions are in no pack that is agreed")
+        try:
+            needs = walk.send((yield needs))
+        except StopIteration:
+            return
 
 
 def _take(contents: Contents, ids: list[bytes], upload: Upload) -> None:
@@ -358,8 +383,30 @@ def _line(s: Session, base: Agreed, retained: Retained, contents: Contents) -> I
         snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [current])[current])
         v = version_of(snapshot)
         yield v, current, snapshot
-        gap = retained.over(v - 1) if v else None
-        current = gap.below if gap is not None else next(iter(snapshot.parents), ZERO_HASH)
+        current = _before(snapshot, v, retained)
+
+
+def _before(snapshot: Snapshot, v: int, retained: Retained) -> bytes:
+    """The snapshot of the push before version `v` that is kept; zeros: there is none."""
+    gap = retained.over(v - 1) if v else None
+    return gap.below if gap is not None else next(iter(snapshot.parents), ZERO_HASH)
+
+
+def _check_unknown(oldest: int, readable: int, policy: Keep, retained: Retained) -> None:
+    """`DamagedError` unless all goes that is older than the oldest version whose snapshot can be read.
+
+    Which versions these are nobody knows, nor what they need.
+    """
+    named = [n.name for n in retained.named if n.version < oldest]
+    if not named and policy == Keep(last=policy.last) and 0 < policy.last <= readable:
+        return
+    what = f", such as {named[0]!r}" if named else ""
+    raise DamagedError(
+        f"the version before {oldest} is in no pack, so that what older ones need is not known{what}; "
+        "nothing was deleted",
+        next_step="`metasync check --repair` on a device that knows it brings it back. "
+        + (f"`--keep-last {readable}` gives the older versions up, once none of them has a name." if readable else ""),
+    )
 
 
 def _check_order(pushes: list[tuple[int, bytes, int]]) -> None:

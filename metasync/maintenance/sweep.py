@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from metasync.errors import BackendError, UnreachableError
+from metasync.errors import BackendError, MetaSyncError, UnreachableError
 from metasync.events import Progress
 from metasync.runtime.effects import Op, Reply, Urgency, each
 from metasync.session.session import Session
 from metasync.store.index import PackId
+from metasync.store.pack_format import PACK_BYTES_MAX
+from metasync.store.packs import read_footer
 from metasync.transfer.copies import Place
 
 LISTED_AT_ONCE: Final = 16  # folders
@@ -39,11 +41,15 @@ class Copy(NamedTuple):
 
 @dataclass
 class Swept:
-    """By backend: how many packs were deleted there, and their bytes. `away`: which could not be asked, and why."""
+    """By backend: how many packs were deleted there, and their bytes. `away`: which could not be asked, and why.
+
+    `spared`: copies that may hold what is missing.
+    """
 
     packs: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     away: dict[str, str] = field(default_factory=dict)
+    spared: int = 0
 
     def add(self, copy: Copy) -> None:
         self.packs[copy.backend] += 1
@@ -102,10 +108,18 @@ def may_go(pack_id: PackId, named: Collection[PackId], min_gen: int) -> bool:
     return pack_id[0] < min_gen and pack_id not in named
 
 
-def sweep(s: Session, named: Collection[PackId], min_gen: int) -> Swept:
-    """Deletes what may go on all backends within reach. `named`, `min_gen`: of one decided state, see `may_go`."""
+def sweep(
+    s: Session, named: Collection[PackId], min_gen: int, is_missed: Callable[[bytes], bool] | None = None
+) -> Swept:
+    """Deletes what may go on all backends within reach. `named`, `min_gen`: of one decided state, see `may_go`.
+
+    `is_missed`: whether an object is needed and in no pack that is named, where there is such a one. Then a copy goes
+    only if its bytes prove that it holds none.
+    """
     out = Swept()
-    going = (copy for copy in listed(s, out.away, min_gen) if may_go(copy.id, named, min_gen))
+    going: Iterator[Copy] = (copy for copy in listed(s, out.away, min_gen) if may_go(copy.id, named, min_gen))
+    if is_missed is not None:
+        going = _without_missed(s, going, is_missed, out)
     done = 0
     while some := list(islice(going, DELETED_AT_ONCE)):
         ops = {c.backend + "/" + c.path: Op(c.backend, "delete", c.path, urgency=Urgency.LATER) for c in some}
@@ -119,3 +133,30 @@ def sweep(s: Session, named: Collection[PackId], min_gen: int) -> Swept:
         done += len(some)
         s.listener(Progress("delete", done, None, "packs"))
     return out
+
+
+def _without_missed(
+    s: Session, copies: Iterator[Copy], is_missed: Callable[[bytes], bool], out: Swept
+) -> Iterator[Copy]:
+    """Those of these copies that were read whole and hold nothing that is missed."""
+    known: dict[PackId, bool] = {}
+    for copy in copies:
+        if copy.id not in known and (found := _holds(s, copy, is_missed)) is not None:
+            known[copy.id] = found
+        if known.get(copy.id, True):
+            out.spared += 1
+        else:
+            yield copy
+
+
+def _holds(s: Session, copy: Copy, is_missed: Callable[[bytes], bool]) -> bool | None:
+    """Whether a pack holds what is missed; None: this copy cannot tell."""
+    op = Op(copy.backend, "get", copy.path, max_bytes=PACK_BYTES_MAX, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER)
+    reply: Reply = s.runtime.run(each({"": op}))[""]
+    if reply.error is not None:
+        return None
+    try:
+        _, footer = read_footer(reply.value, copy.id[1], s.form)
+    except MetaSyncError:
+        return None
+    return any(is_missed(o.id) for o in footer.objects)

@@ -126,6 +126,7 @@ class GcReport:
     unused_bytes   in packs that stay, of what nothing needs: about so many in each copy
     away           backends that were not reached, and why; what lies there goes with a later run
     notes          sentences: what could not be done, and when it will be
+    missing        contents of files that versions need and no pack has that the index names
     """
 
     version: int | None
@@ -137,6 +138,7 @@ class GcReport:
     unused_bytes: int
     away: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

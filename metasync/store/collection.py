@@ -117,7 +117,8 @@ def uncovered(index: Index, stays: Container[PackId], packed: Callable[[bytes], 
     for s in index.segments:
         for record, o in s:
             if o.id in marked and record.id not in stays and not packed(o.id):
-                out += all(other.id not in stays for other, _ in index.find(o.id))
+                places = index.find(o.id)  # none, where the pack has a tombstone
+                out += bool(places) and all(other.id not in stays for other, _ in places)
     return out
 
 
