@@ -342,14 +342,14 @@ class Workspace:
             return add_backend.add(s, url, replaces=replaces, passphrase=passphrase, dry_run=dry_run)
 
     def backend_remove(
-        self, name: str, *, passphrase: str | None = None, dry_run: bool = False, dead: bool = False, lose: bool = False
+        self, name: str, *, passphrase: str | None = None, dry_run: bool = False, **how: Unpack[removal.How]
     ) -> reports.BackendChange:
-        """Takes a backend out of the agreed ones; what it alone holds is moved first. What it has is left there.
+        """Takes a backend out of the agreed ones; what it alone holds is moved first. `how`: see `removal.How`.
 
-        `dead`: no device asks it any more; `lose`: even if it alone has something. `UsageError`: there is none of that
-        name, data would be lost or too few backends be left. `WeakeningError`: it takes the passphrase.
+        `UsageError`: there is none of that name, data would be lost or too few backends be left. `UnreachableError`:
+        they could not be moved. `WeakeningError`: it takes the passphrase.
         """
-        return removal.remove(self._work, name, passphrase=passphrase, dry_run=dry_run, dead=dead, lose=lose)
+        return removal.remove(self._work, name, passphrase=passphrase, dry_run=dry_run, **how)
 
     def backend_set(
         self, name: str, *, capacity_bytes: int | None = None, new_name: str | None = None,

@@ -128,17 +128,19 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
 @backend.command("remove")
 @click.argument("name", shell_complete=completing("backends"))
 @click.option("--dead", is_flag=True, help="It is lost for good: no device asks it for anything any more.")
+@click.option("--wipe", is_flag=True, help="Have its data moved, then delete what the workspace has on it.")
 @click.option("-y", "--yes", is_flag=True, help="With --dead: give up what only it had, without a question.")
 @_dry_run
 @common
 @click.pass_obj
-def backend_remove(options: Options, name: str, dead: bool, yes: bool, dry_run: bool) -> None:
+def backend_remove(options: Options, name: str, dead: bool, wipe: bool, yes: bool, dry_run: bool) -> None:
     """Removes a backend, for all devices.
 
-    What it holds is left there, and read until `metasync rebalance` has moved it. --dead is for one that will never
-    answer again, also if it was removed before: nobody waits for it any more. What only it had is named first, and
-    asked about. Asks for the passphrase where fewer backends may lie then than the workspace promises, or too few of
-    the votes that it was given for are left.
+    What it holds is left there, and read until `metasync rebalance` has moved it. --wipe moves the data at once, and
+    then deletes what the workspace has there, and nothing else; stopped, it goes on when run again. --dead is for one
+    that will never answer again, also if it was removed before: nobody waits for it any more. What only it had is
+    named first, and asked about. Asks for the passphrase where fewer backends may lie then than the workspace promises,
+    or too few of the votes that it was given for are left.
 
     \b
     Example:
@@ -155,9 +157,9 @@ def backend_remove(options: Options, name: str, dead: bool, yes: bool, dry_run: 
                     console.line(line)
                 console.confirm(f"Give up what only {name} had?")
                 yes = True
-        wanted: dict[str, Any] = {"dry_run": dry_run, "dead": dead, "lose": yes}
+        wanted: dict[str, Any] = {"dry_run": dry_run, "dead": dead, "lose": yes, "wipe": wipe}
         done = if_needed(lambda given: w.backend_remove(name, passphrase=given, **wanted))
-    codes = [7] if done.lost_packs else []
+    codes = [7] * bool(done.lost_packs) + [4] * bool(done.wiped and done.wiped.left)
     console.report("backend remove", backends_text.backend_change("remove", done), done, codes)
 
 

@@ -412,6 +412,12 @@ def _settle(s: Session, base: State, decided: State) -> State:
     return newest
 
 
+def unchanged(s: Session, name: str, *, dry_run: bool = False) -> BackendChange:
+    """What is told of a backend that was removed before."""
+    base = agreement.newest(s)
+    return _report(Wanted(name, lambda config: config), base, base.config, None, base.state, dry_run=dry_run)
+
+
 def _report(
     wanted: Wanted, base: Agreed, new: Config, version: int | None, state: State, *, dry_run: bool,
     moving: Moving | None = None, weaker: str = "", **losses: Unpack[_Losses],

@@ -82,6 +82,16 @@ class BackendList:
 
 
 @dataclass(frozen=True, slots=True)
+class Wiped:
+    """What was deleted on a removed backend. `left`: objects that could not be, and `why`."""
+
+    objects: int
+    bytes: int
+    left: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BackendChange:
     """A change of the agreed backends. `version`: as which it was agreed; None when nothing was (a dry run, no change).
 
@@ -90,6 +100,7 @@ class BackendChange:
     kept           sentences: what stays as it is, and until when
     lost_packs     packs that only a removed backend had which is dead; `gone`: the files in them, told by a dry run
                    alone, and how many directories and versions (`gone_objects`)
+    wiped          what was deleted on a removed backend, where that was asked for and nothing was left to move
     """
 
     name: str
@@ -105,6 +116,7 @@ class BackendChange:
     lost_packs: int = 0
     gone: tuple[Gone, ...] = ()
     gone_objects: int = 0
+    wiped: Wiped | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ LINKS_KEY: Final = state_keys.LINKS_KEY.holding(
     lambda links: json.dumps({name: asdict(link) for name, link in sorted(links.items())}).encode(), _LINKS.decode
 )
 JOINING_KEY: Final = state_keys.JOINING_KEY.holding(*LINKS_KEY.codec)
+WIPE_KEY: Final = state_keys.WIPE_KEY.holding(*LINKS_KEY.codec)
 BASE_KEY: Final = state_keys.BASE_KEY.holding(State.encode, decode_state)
 NEWEST_KEY: Final = state_keys.NEWEST_KEY.holding(State.encode, decode_state)
 PARTS_KEY: Final = state_keys.PARTS_KEY.holding(State.encode, decode_state)

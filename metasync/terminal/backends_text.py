@@ -111,6 +111,11 @@ def backend_change(what: str, c: BackendChange) -> list[str]:
         lines.append(f"  {c.after}")
     if c.moving.packs:
         lines.append(f"Still to move{' then' * c.dry_run}: {count(c.moving.packs, 'pack')}, {size(c.moving.bytes)}.")
+    if c.wiped is not None:
+        lines.append(f"Deleted there: {count(c.wiped.objects, 'object')}, {size(c.wiped.bytes)}.")
+    if c.wiped is not None and c.wiped.left:
+        left = count(c.wiped.left, "object")
+        lines.append(f"{left} could not be deleted: {c.wiped.why}. Next: metasync backend remove {c.name} --wipe")
     return [*lines, *losses(c), *c.kept]
 
 
