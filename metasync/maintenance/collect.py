@@ -105,7 +105,9 @@ class _Collection:
                 swept = self._swept(found)
                 found, short = self._fenced(self.look(agreement.newest(s)), repack=True)
             notes += [short] if short else []
-        return self._report(found, self._swept(found, swept), tuple(notes))
+        swept = self._swept(found, swept)
+        self._sweep_records(base, found.base)
+        return self._report(found, swept, tuple(notes))
 
     # --- what there is
 
@@ -300,6 +302,21 @@ class _Collection:
             out.packs[name] += packs
             out.bytes[name] += before.bytes[name] if before is not None else 0
         return out
+
+    def _sweep_records(self, before: Agreed, after: Agreed) -> None:
+        """Deletes index records that the newest state does not need, nor the one that this run began with.
+
+        So who restarts the workspace without a majority that alone held the fence has the index before it.
+        """
+        needed: set[Ref] = set()
+        try:
+            for agreed in (before, after):
+                needed |= {agreed.state.retained, *self.s.indexes.names_of(agreed.state.index)}
+                if agreed.config.moving is not None:
+                    needed |= self.s.indexes.names_of(Ref(*agreed.config.moving))
+        except MetaSyncError:
+            return
+        sweep.sweep_records(self.s, needed, after.state.min_gen)
 
     def _preview(self, found: _Found) -> GcReport:
         """What would go: packs that nothing names, those that are dead, and of sparse ones what is not needed."""

@@ -1,4 +1,4 @@
-"""Deletes packs that no version needs and none ever will: the last step of garbage collection (consensus.md, rule 6.3).
+"""Deletes what no version needs and none ever will: the last step of garbage collection (consensus.md, rule 6.3).
 
 A pack may go once a decided state has fenced its generation and does not name it. No later state can name it then, so
 it does not matter who deletes it, in which order, or how much later; and whoever was interrupted begins anew.
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from metasync.errors import BackendError, MetaSyncError, UnreachableError
+from metasync.consensus import Ref
+from metasync.errors import BackendError, MetaSyncError, NotFoundError, UnreachableError
 from metasync.events import Progress
 from metasync.runtime.effects import Op, Reply, Urgency, each
 from metasync.session.session import Session
@@ -160,3 +161,38 @@ def _holds(s: Session, copy: Copy, is_missed: Callable[[bytes], bool]) -> bool |
     except MetaSyncError:
         return None
     return any(is_missed(o.id) for o in footer.objects)
+
+
+# ---- records beside the logs
+
+
+def sweep_records(s: Session, needed: Collection[Ref], min_gen: int) -> None:
+    """Deletes records of indexes, and lists of what is kept, that may go, on all acceptors within reach.
+
+    They may go as packs may: by the fence of one decided state, and what it and the states before it need.
+    """
+    for backend, acceptor in s.config.acceptors:
+        link, top = s.names.get(backend.backend_id), f"{acceptor.acceptor_id.hex()}/meta"
+        if link is None or link in s.out:
+            continue
+        try:
+            for generation in sorted(g for g in map(int, _listed_in(s, link, top, _GENERATION)) if g < min_gen):
+                folder = f"{top}/{generation}"
+                names = _listed_in(s, link, folder, _NAME)
+                going = iter([n for n in sorted(names) if Ref(generation, bytes.fromhex(n)) not in needed])
+                while some := list(islice(going, DELETED_AT_ONCE)):
+                    ops = {n: Op(link, "delete", f"{folder}/{n}", urgency=Urgency.LATER) for n in some}
+                    s.runtime.run(each(ops))
+        except BackendError:
+            continue  # the next run finds them
+
+
+def _listed_in(s: Session, link: str, folder: str, form: re.Pattern[str]) -> list[str]:
+    """The names of this form in a folder; none where there is no such folder."""
+    op = Op(link, "list", folder, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER)
+    reply: Reply = s.runtime.run(each({"": op}))[""]
+    if isinstance(reply.error, NotFoundError):
+        return []
+    if reply.error is not None:
+        raise reply.error
+    return [item.name for item in reply.value if form.fullmatch(item.name)]

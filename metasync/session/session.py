@@ -321,8 +321,10 @@ class Session:
             return self._loaded[1]
         config, devices = self._consts(named.config, named.devices)
         snapshot = None
+        from metasync.session.agreement import ask_newest
+
         try:
-            root, index = self.indexes.of_state(named)
+            root, index = self.indexes.of_state_or_newer(named, partial(ask_newest, self))
             if state.master != ZERO_HASH:
                 contents = self._reader(named, index)
                 contents.may_begin = self._wants_all(index)

@@ -15,7 +15,7 @@ from operator import lt
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
-from metasync.errors import MetaSyncError
+from metasync.errors import CANNOT_BE_READ, MetaSyncError, NoQuorumError
 from metasync.local.spill import Spool
 from metasync.local.state_keys import META_KIND
 from metasync.runtime.effects import Task, together
@@ -59,6 +59,29 @@ class AgreedIndexes:
             return IndexRoot(), Index()
         root = pack_index.decode_root(self._root(state))
         return root, self._of_root(root)
+
+    def of_state_or_newer(self, state: State, newest: Callable[[], State]) -> tuple[IndexRoot, Index]:
+        """The same, and the newest index where that one is gone: a collector deletes what nothing names any more.
+
+        `newest` asks for the newest state. What `of_state` raised, where that does not help.
+        """
+        try:
+            return self.of_state(state)
+        except (*CANNOT_BE_READ, NoQuorumError) as e:
+            try:
+                newer = newest()
+                if newer.index != state.index:
+                    return self.of_state(newer)
+            except MetaSyncError:
+                pass
+            raise e
+
+    def names_of(self, ref: Ref) -> set[Ref]:
+        """The records that an index consists of: its root, and the segments that have records of their own."""
+        if ref.hash == ZERO_HASH:
+            return set()
+        root = pack_index.decode_root(self._fetched([ref])[0])
+        return {ref, *(Ref(*item.ref) for item in root.apart)}
 
     def of(self, ref: Ref) -> Index:
         """The index of this name."""

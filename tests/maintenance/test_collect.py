@@ -737,6 +737,85 @@ def test_a_device_that_lies_about_its_version_has_no_other_dropped(six: Workspac
     all_is_there(six)
 
 
+# ---- index records
+
+
+def records(lab: Lab, name: str = "a") -> set[str]:
+    return {p.name for p in lab.objects(name, "meta")}
+
+
+def needed_records(w: Workspace) -> set[str]:
+    with w._session("test") as s:
+        newest = agreement.newest(s)
+        refs = {newest.state.retained, *s.indexes.names_of(newest.state.index)}
+    return {ref.hash.hex() for ref in refs} - {NOTHING.hash.hex()}
+
+
+def test_index_records_go_that_no_state_needs_any_more(six: Workspace, lab: Lab) -> None:
+    """Those that the state before the run needs stay for one more: a restart may have to go on from there."""
+    before = needed_records(six)
+    six.gc(LAST)
+    after = needed_records(six)
+    assert before | after <= records(lab)
+    write(six.directory, {"more": noise(90)})
+    six.push()
+    (six.directory / "more").unlink()
+    six.push()
+    six.gc(LAST)
+    assert not (before - after) & records(lab)
+    assert needed_records(six) <= records(lab)
+    all_is_there(six)
+    other = lab.clone(lab.urls(*STORES))
+    assert (other.directory / "f").read_bytes() == noise(106)
+
+
+def test_a_device_whose_index_is_gone_reads_through_the_newest(six: Workspace, two: Workspace, lab: Lab) -> None:
+    """It slept over two collections, and has no index in its cache: it pulls, and pushes what it changed."""
+    write(two.directory, {"mine": noise(80)})
+    (two.directory / "stays").unlink()
+    for n in (90, 91):
+        write(six.directory, {"f": noise(n)})
+        six.push()
+        six.gc(retention.parse("last=3"))
+    with two._session("test") as s:
+        s.db._execute("DELETE FROM objects WHERE kind >= 6")
+        base = s.base_state()
+    assert base.index.hash.hex() not in records(lab)
+    report = two.push()
+    assert report.version is not None
+    assert (two.directory / "f").read_bytes() == noise(91)
+    assert not (two.directory / "stays").exists(), "its base was kept, so that its deletion is one"
+    six.pull()
+    assert (six.directory / "mine").read_bytes() == noise(80)
+    all_is_there(six)
+
+
+def test_a_push_between_the_look_and_the_sweep_keeps_its_index(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own records are of a generation that no fence has reached; what it took over is of the state looked at."""
+    write(two.directory, {"new": noise(70)})
+    done = meanwhile(monkeypatch, sweep, "sweep_records", lambda: [two.push(), two.gc(LAST)])
+    six.gc(LAST)
+    assert done
+    assert needed_records(two) <= records(lab)
+    all_is_there(two)
+
+
+def test_records_of_a_backend_that_is_away_go_with_a_later_run(six: Workspace, lab: Lab) -> None:
+    lab.faults["c"].down = True
+    for n in (90, 91):
+        write(six.directory, {"f": noise(n)})
+        six.push()
+        six.gc(LAST)
+    lab.faults["c"].down = False
+    six = lab.reopen(six)
+    stale = records(lab, "c") - needed_records(six)
+    assert stale
+    six.gc(LAST)
+    assert not records(lab, "c") - needed_records(six)
+
+
 # ---- what is lost
 
 
