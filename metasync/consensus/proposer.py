@@ -307,7 +307,7 @@ class _Attempt:
             return  # to be looked at
         top = i.top_round()
         promised = [a.log.promised for a in i.acceptors.values() if a.log.usable and not a.log.spent]
-        fresh = [r for r in promised if r.incarnation != m.incarnation and r > self.stale and r != NEVER]
+        fresh = [r for r in promised if r.incarnation != m.incarnation and r > self.stale]
         if not fresh:
             pause = min(BACKOFF_FIRST_S * (1 << min(self.failures, 8)), BACKOFF_MAX_S, left)
             self.failures += 1
