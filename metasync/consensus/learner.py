@@ -72,10 +72,10 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
         m.remember_state(current)
         m.reached = current
         if absent_above == instance.v:
-            instance.hear(heard)
+            instance.hear({a for a in heard if not m.acceptors[a].replaced})
             return current
         yield from _probe(m, instance, deadline)
-        heard = {a for a in heard | instance.heard if not m.acceptors[a].replaced}
+        heard |= instance.heard
         if instance.is_behind_floor():
             from metasync.consensus.leaps import leap
 
@@ -144,8 +144,7 @@ def _probe(m: Participant, instance: Instance, deadline: float) -> Task:
         yield from look_around(m, instance, left, beyond=True, grace=True)
         instance.check_rollback()
         yield from instance.check_fork()
-        known = instance.read() >= instance.quorum or instance.decided() is not None
-        if known or instance.progress() or instance.is_behind_floor():
+        if instance.read() >= instance.quorum or instance.progress() or instance.is_behind_floor():
             return
         now = yield Now()
         if now >= deadline or _hopeless(m, instance):
@@ -236,9 +235,7 @@ def _gallop(instance: Instance, deadline: float, enough: int | None = None) -> T
             if v in found:
                 top.v = v
                 top.shown = _agreeing(found[v], instance.quorum if enough is None else enough) or top.shown
-            elif top.absent is None or (v < top.absent and v > top.v):
-                top.absent = v
-        top.absent = min((v for v in versions if v > top.v and v not in found), default=top.absent)
+        top.absent = min((v for v in versions if v > top.v), default=top.absent)
     return top
 
 
