@@ -42,6 +42,7 @@ CREATE TABLE rows (path BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE objects (id BLOB PRIMARY KEY, kind INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE staged (id BLOB PRIMARY KEY, kind INTEGER NOT NULL, data BLOB NOT NULL);
 """
+CACHE_BYTES_SURE: Final = 64 << 20  # the least bound of the cached objects that can be set
 _ALL, _COUNT = "SELECT * FROM {0.name}", "SELECT COUNT(*) FROM {0.name}"
 _PUT, _DELETE = "INSERT OR REPLACE INTO {0.name} VALUES ({1})", "DELETE FROM {0.name} WHERE {0.key} = ?"
 
@@ -329,6 +330,24 @@ class LocalDb(State):
 
     def drop_objects_of(self, data: bytes) -> None:
         self._execute("DELETE FROM objects WHERE data = ?", (data,))
+
+    def may_be_large(self) -> bool:
+        """Whether all tables together have more bytes than any bound of the cached objects forbids. A quick look."""
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (int(self._execute(f"PRAGMA {name}")[0][0]) for name in names)
+        return (pages - free) * size > CACHE_BYTES_SURE
+
+    def objects_bytes(self) -> int:
+        """The bytes of all cached objects."""
+        return int(self._execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM objects")[0][0])
+
+    def objects_by_age(self) -> list[tuple[bytes, int]]:
+        """The ids of the cached objects with their sizes, those that came first first."""
+        return self._execute("SELECT id, LENGTH(data) FROM objects ORDER BY rowid")
+
+    def drop_objects(self, ids: Iterable[bytes]) -> None:
+        """Forgets cached objects."""
+        self._many("DELETE FROM objects WHERE id = ?", ((i,) for i in ids))
 
     def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
         self._execute("INSERT OR IGNORE INTO staged VALUES (?, ?, ?)", (object_id, int(kind), data))

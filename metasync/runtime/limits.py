@@ -31,8 +31,10 @@ RATE_LEAST: Final = 1 << 10  # below that nothing ends; a pause is what is meant
 RATE_MOST: Final = 1 << 40
 NICE_MOST: Final = 19
 COPIES_MOST: Final = 255  # as many as a workspace can promise
-NUMBERS: Final = {"nice": (0, NICE_MOST), "durability": (1, COPIES_MOST)}
-EXAMPLES: Final = {"nice": 4, "durability": 1}
+CACHE: Final = "cache-mb"
+CACHE_MB_LEAST: Final = 64
+NUMBERS: Final = {"nice": (0, NICE_MOST), "durability": (1, COPIES_MOST), CACHE: (CACHE_MB_LEAST, 1 << 20)}
+EXAMPLES: Final = {"nice": 4, "durability": 1, CACHE: 512}
 SPECIAL_MODES: Final = "special-modes"
 ON, OFF = "on", "off"
 WINDOWS_MAX: Final = 48  # of a day: more than that nobody reads
@@ -47,7 +49,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
 KEYS_STEP: Final = (
     "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
-    "special-modes."
+    "cache-mb, special-modes."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"

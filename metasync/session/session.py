@@ -456,6 +456,10 @@ class Operations:
             self.connections.guard.tell(s.config, self.tell)
             yield s
             s.keep_estimates()
+            if self.connections.db.may_be_large():
+                from metasync.session.cache import bound
+
+                bound(s, self.settings_path)
 
     def _governed(self) -> settings.Governor:
         """The governor of this workspace's calls: one for all its operations."""
