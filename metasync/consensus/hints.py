@@ -51,11 +51,11 @@ def decided_entry(m: Participant, acceptor_id: bytes, base: State, state: State,
         value=state,
         entry_id=entry_id,
         device_id=m.identity.device_id,
-        certificate=_certificate(m, base),
+        certificate=certificate_for(m, base),
     )
 
 
-def _certificate(m: Participant, state: State) -> bytes:
+def certificate_for(m: Participant, state: State) -> bytes:
     """This device's certificate, where the device set of `state` is not known to hold it."""
     known = m.device_sets.get(state.devices)
     return b"" if known is not None and known.get(m.identity.device_id) is not None else m.certificate
@@ -76,7 +76,7 @@ def write_hints(m: Participant, links: Mapping[bytes, str], base: State, state: 
 
 def write_head(m: Participant, state: State, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
     """Overwrites this device's head. -> how many confirmed."""
-    mine = Head(m.identity.device_id, state.v, state.hash, head, prev, _certificate(m, state))
+    mine = Head(m.identity.device_id, state.v, state.hash, head, prev, certificate_for(m, state))
     random = yield Random(32)
     data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
     heads = {b: _put(b, head_path(mine.device_id), data) for b in backends}

@@ -59,6 +59,7 @@ class RecordKind(IntEnum):
     INVITATION = 17
     ERA = 18
     TOMBSTONE = 19
+    SCRUBBED = 20
 
 
 _UNITS: Final[dict[int, int]] = {  # bytes; a record of another kind has 512

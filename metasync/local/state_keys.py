@@ -325,14 +325,20 @@ class Look(NamedTuple):
     at_ns    when all of it was last seen, ns since 1970; 0: never
     compared the hash of the index that it was compared with, b"" where something is still wrong
     packs    how many it told
+    others_ns  when another device last saw all of it, as that says; since_ns: since when that was relied upon alone
+    read_to, read_ns: up to where copies were read on the circle of 2^32 places, and when that was due
     """
 
     backend: bytes
-    stores: bytes
-    cursors: str
-    at_ns: int
-    compared: bytes
-    packs: int
+    stores: bytes = b""
+    cursors: str = ""
+    at_ns: int = 0
+    compared: bytes = b""
+    packs: int = 0
+    others_ns: int = 0
+    since_ns: int = 0
+    read_to: int = 0
+    read_ns: int = 0
 
 
 class ToldPacks(NamedTuple):

@@ -69,7 +69,7 @@ def linked(s: Session, name: str) -> BackendState:
 def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings.Holdings | None) -> list[BackendState]:
     """How these backends fare, by what they answered. Notes since when those are away that are."""
     links, told = s.connections.links, answers.space
-    looked = {row.backend: row.at_ns for row in s.db.records(LOOKS)}
+    looked = {row.backend: max(row.at_ns, row.others_ns) for row in s.db.records(LOOKS)}
     shares, without = space.config_shares(s.config), given_up(s.db) | s.given_up
     out = []
     for name in names:

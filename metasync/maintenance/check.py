@@ -159,8 +159,7 @@ def _note_look(s: Session) -> None:
     """Notes that all copies on the backends that answer were seen now."""
     known = {row.backend: row for row in s.db.records(LOOKS)}
     seen = [i for i, place in s.transfer.places.items() if i in s.names and place.name not in s.transfer.down]
-    none = Look(b"", b"", "", 0, b"", 0)
-    s.db.put_records(LOOKS, [known.get(i, none)._replace(backend=i, at_ns=s.wall_ns()) for i in seen])
+    s.db.put_records(LOOKS, [known.get(i, Look(i))._replace(at_ns=s.wall_ns()) for i in seen])
 
 
 def looked_at(

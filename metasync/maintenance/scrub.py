@@ -11,21 +11,31 @@ Scrubs of several devices, or processes, do not hurt each other.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from metasync.backends.api import Inventory, Item
 from metasync.consensus import State
-from metasync.errors import BackendError, FormatError, NotFoundError
+from metasync.consensus.hints import certificate_for
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
+from metasync.consensus.records.scrubbed import (
+    SCRUBBED_BYTES_MAX,
+    Scrubbed,
+    open_scrubbed,
+    scrubbed_path,
+    seal_scrubbed,
+)
+from metasync.errors import BackendError, FormatError, NotFoundError, UpgradeError
 from metasync.events import Phase
 from metasync.keys.derive import sha256
+from metasync.keys.device_set import DeviceSet
+from metasync.local import settings
 from metasync.local.state_keys import LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
 from metasync.maintenance import check, sweep
 from metasync.maintenance.repair import repair
 from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
-from metasync.runtime.effects import Op, Reply, Task, Urgency, together
+from metasync.runtime.effects import Op, Random, Reply, Task, together
+from metasync.runtime.limits import SCRUB_DAYS
 from metasync.session import agreement
 from metasync.session.session import Agreed, Operations, Session
 from metasync.store import inventory
@@ -33,38 +43,19 @@ from metasync.store.index import PackId, PackRecord
 from metasync.store.inventory import Listing, Told
 from metasync.store.placement import partition_of
 from metasync.sync.operations import changing
+from metasync.transfer import verify
 from metasync.transfer.copies import Place
+from metasync.transfer.inventories import Heard, changes, check_end, has_feed, heeding, listed
 
 if TYPE_CHECKING:
     from metasync.maintenance.repair import Finding
 
 DAY_NS: Final = 86_400 * 10**9  # between two listings of a backend without a feed
+OWN_NS: Final = 30 * DAY_NS  # for so long what other devices say of a backend does for a look of one's own
+READ_DAYS: Final = 90  # within which every copy is read where a store tells no digests, if nothing else is set
+READ_AT_ONCE: Final = 4  # copies, each held in memory
+KEEPERS: Final = 2  # backends next to one on the ring that are tried with its record
 LATER_NS: Final = 3600 * 10**9  # a look that is noted further in the future was noted by a wrong clock
-PACKS_MAX: Final = 1 << 24  # told by one backend at once: 300 MB; more than that is a listing without an end
-PAGES_MAX: Final = 1 << 16
-CURSOR_CHARS_MAX: Final = 4096
-LIST_TIMEOUT_S: Final = 120.0
-_PATH: Final = re.compile("(0|[1-9][0-9]{0,18})/([0-9a-f]{2})/([0-9a-f]{64})")
-
-How = Literal["listed", "changes", "not due", "away"]
-
-
-@dataclass
-class _Heard:
-    """One backend in a scrub. `look`: what was known of it before, and then after; `told`: None until it is needed.
-
-    changes  what its feed told: by pack, the entry, or None where it is gone
-    wrong    by partition, the keys of packs that it has not as the index wants them
-    """
-
-    place: Place
-    look: Look
-    how: How = "not due"
-    why: str = ""
-    told: Told | None = None
-    changes: dict[PackId, bytes | None] = field(default_factory=dict)
-    wrong: dict[int, list[bytes]] = field(default_factory=dict)
-    is_new: bool = False  # `told` is to be stored
 
 
 def scrub(work: Operations, *, full: bool = False) -> ScrubReport:
@@ -73,7 +64,8 @@ def scrub(work: Operations, *, full: bool = False) -> ScrubReport:
     The folder's lock is held for the mending alone, so pushes go on beside a long listing.
     """
     with work.session("scrub") as s:
-        found = _Scrub(s, full=full)
+        days = int(settings.read(work.settings_path).values.get(SCRUB_DAYS, READ_DAYS))
+        found = _Scrub(s, full=full, read_ns=days * DAY_NS)
         found.look()
         if not found.findings:
             return found.report(None)
@@ -84,11 +76,14 @@ def scrub(work: Operations, *, full: bool = False) -> ScrubReport:
 class _Scrub:
     """One look at all backends."""
 
-    def __init__(self, s: Session, *, full: bool) -> None:
+    def __init__(self, s: Session, *, full: bool, read_ns: int) -> None:
+        """`read_ns`: within this time every copy is to be read, where no digest is told; 0: none is."""
         self.s = s
         self.full = full
+        self.read_ns = read_ns
+        self.read = self.bytes_read = 0
         self.state: State | None = None
-        self.heard: list[_Heard] = []
+        self.heard: list[Heard] = []
         self.records: dict[bytes, PackRecord] = {}  # by key, of the packs in partitions that differ
         self.wanted: Mapping[bytes, Mapping[int, bytes]] = {}
         self.index = b""  # the hash of the index that was compared with
@@ -106,23 +101,33 @@ class _Scrub:
         self.state = state = s.newest_state()
         known = {row.backend: row for row in s.db.records(LOOKS)}
         self.heard = self._begun(known)
-        self._read_feeds([h for h in self.heard if h.how != "away" and not self.full and _has_feed(h.look)])
+        self._read_feeds([h for h in self.heard if h.how != "away" and not self.full and has_feed(h.look)])
         due = [h for h in self.heard if h.how == "not due" and self._is_due(h.look)]
-        quiet = not due and all(h.how == "not due" or self._is_quiet(h) for h in self.heard)
+        quiet = (
+            not due
+            and not any(map(self._is_to_read, self.heard))
+            and all(h.how == "not due" or self._is_quiet(h) for h in self.heard)
+        )
         if not quiet:
             config = s.connections.config_hash
             self.state = state = agreement.ask_newest(s)
             if s.connections.config_hash != config:  # other backends, or other places there
                 self.heard = self._begun(known)
                 due = [h for h in self.heard if h.how != "away"]
+            self._hear_of_others([h for h in self.heard if h in due or self._is_to_read(h)])
+            due = [h for h in due if self._is_due(h.look)]
         self._list(due)
         fresh = [h for h in self.heard if h.how in ("listed", "changes")]
         todo = [h for h in fresh if h.is_new or h.changes or h.look.compared != state.index.hash]
         if todo:
             self._compare(todo, s.load(state))
+        if to_read := [h for h in self.heard if self._is_to_read(h)]:
+            self._read_copies(to_read, s.load(state))
         self._note(s)
+        if not self.findings:
+            self._tell_others(s, state)
 
-    def _is_quiet(self, h: _Heard) -> bool:
+    def _is_quiet(self, h: Heard) -> bool:
         """Whether a backend has nothing that was not compared with the newest index known here.
 
         Where all are so, nobody has stored a pack since, and there is no newer version that needs one.
@@ -131,33 +136,84 @@ class _Scrub:
 
     def _is_due(self, look: Look) -> bool:
         now = self.s.wall_ns()
-        return self.full or not look.at_ns - LATER_NS <= now < look.at_ns + DAY_NS
+        own, others = _is_within(look.at_ns, now, DAY_NS), _is_within(look.others_ns, now, DAY_NS)
+        alone = look.since_ns != 0 and not _is_within(look.since_ns, now, OWN_NS)
+        return self.full or not (own or (others and not alone))
 
-    def _begun(self, known: Mapping[bytes, Look]) -> list[_Heard]:
-        return [self._begun_at(place, known.get(place.backend_id)) for place in _places(self.s)]
+    def _is_to_read(self, h: Heard) -> bool:
+        """Whether copies are due to be read: once a day, so that many days share the work evenly."""
+        if not self.read_ns or h.how == "away":
+            return False
+        now = self.s.wall_ns()
+        if not h.look.read_ns or now < h.look.read_ns - LATER_NS:  # what was stored before is read within the period
+            h.look = h.look._replace(read_ns=now)
+            h.is_begun = True
+        return now >= h.look.read_ns + min(DAY_NS, self.read_ns)
 
-    def _begun_at(self, place: Place, look: Look | None) -> _Heard:
+    # --- what other devices saw
+
+    def _keepers(self, h: Heard) -> list[str]:
+        """The backends that keep the record of one: those next to it on a ring by id; itself where it is alone."""
+        ring = sorted(self.heard, key=lambda o: o.place.backend_id)
+        at = ring.index(h)
+        others = [o.place.name for o in ring[at + 1 :] + ring[:at] if o.how != "away"]
+        return others[:KEEPERS] or [h.place.name]
+
+    def _hear_of_others(self, heard: Sequence[Heard]) -> None:
+        """Takes over what other devices say of these: when all was listed, and up to where copies were read."""
+        s, now = self.s, self.s.wall_ns()
+        assert self.state is not None
+        if not heard:
+            return
+        m, devices = s.group.participant, s.devices_of(self.state)
+        tasks = {h.place.name: _read_record(m, devices, h.place.backend_id, self._keepers(h)) for h in heard}
+        found: Mapping[str, Scrubbed | None] = s.runtime.run(together(tasks))
+        for h in heard:
+            seen = found[h.place.name]
+            if seen is None or seen.stores != h.look.stores:
+                continue
+            if not seen.wrong and seen.device_id != s.device.device_id and _is_within(seen.at_ns, now, DAY_NS):
+                h.look = h.look._replace(others_ns=seen.at_ns, since_ns=h.look.since_ns or now)
+            if h.look.read_ns < seen.read_ns <= now + LATER_NS:
+                h.look = h.look._replace(read_to=seen.read_to, read_ns=seen.read_ns)
+            h.is_begun = True
+
+    def _tell_others(self, s: Session, state: State) -> None:
+        """Tells the other devices of the listings, and of the copies that were read. A refusal fails nothing."""
+        tasks = {}
+        for h in (h for h in self.heard if h.is_to_tell):
+            look, wrong = h.look, sum(map(len, h.wrong.values()))
+            seen = Scrubbed(b"", look.backend, look.stores, look.at_ns, wrong, look.read_to, look.read_ns)
+            tasks[h.place.name] = _write_record(s.group.participant, state, seen, self._keepers(h))
+        if tasks:
+            s.runtime.run(together(tasks))
+
+    def _begun(self, known: Mapping[bytes, Look]) -> list[Heard]:
+        heard = [self._begun_at(place, known.get(place.backend_id)) for place in _places(self.s)]
+        return sorted(heard, key=lambda h: h.look.at_ns)  # what was away for longest is mended first
+
+    def _begun_at(self, place: Place, look: Look | None) -> Heard:
         stores = sha256(b"".join(place.storage_ids) + str(self.s.transfer.placement.partitions).encode())
         if look is None or look.stores != stores:
-            look = Look(place.backend_id, stores, "", 0, b"", 0)
-        heard = _Heard(place, look)
+            look = Look(place.backend_id, stores)
+        heard = Heard(place, look)
         away = self.s.out.get(place.name) or self.s.transfer.down.get(place.name)
         if away is not None:
             heard.how, heard.why = "away", away.message
         return heard
 
-    def _read_feeds(self, heard: Sequence[_Heard]) -> None:
+    def _read_feeds(self, heard: Sequence[Heard]) -> None:
         """Has the backends tell what has changed; all at once."""
-        self.s.runtime.run(together({h.place.name: _heeding(h, _changes(h)) for h in heard}))
+        self.s.runtime.run(together({h.place.name: heeding(h, changes(h)) for h in heard}))
         for h in heard:
             if h.how == "changes":
                 h.look = h.look._replace(at_ns=self.s.wall_ns())
 
-    def _list(self, heard: Sequence[_Heard]) -> None:
+    def _list(self, heard: Sequence[Heard]) -> None:
         """Has the backends list all that they hold; all at once."""
         now, partitions = self.s.wall_ns(), self.s.transfer.placement.partitions
         lists = {h.place.name: Listing(partitions) for h in heard}
-        tasks = {h.place.name: _heeding(h, _listed(h, lists[h.place.name])) for h in heard}
+        tasks = {h.place.name: heeding(h, listed(h, lists[h.place.name])) for h in heard}
         has_power: Mapping[str, bool] = self.s.runtime.run(together(tasks))
         before = self._before(heard)
         for h in heard:
@@ -166,13 +222,14 @@ class _Scrub:
             if h.how == "listed":
                 h.told, h.is_new = lists[h.place.name].told(), True
                 h.told.well = before[h.place.backend_id].well
-                h.look = h.look._replace(at_ns=now, compared=b"", packs=len(h.told))
+                h.look = h.look._replace(at_ns=now, compared=b"", packs=len(h.told), since_ns=0)
+                h.is_to_tell = not has_feed(h.look)
 
-    def _list_folders(self, h: _Heard, listing: Listing) -> None:
+    def _list_folders(self, h: Heard, listing: Listing) -> None:
         try:
             for copy in sweep.listed_on(self.s, h.place):
                 listing.add(copy.id, inventory.entry(copy.id, copy.size))
-                _check_end(h.place, listing.packs)
+                check_end(h.place, listing.packs)
         except BackendError as e:
             h.how, h.why = "away", e.message
         else:
@@ -180,7 +237,7 @@ class _Scrub:
 
     # --- comparing
 
-    def _compare(self, heard: Sequence[_Heard], agreed: Agreed) -> None:
+    def _compare(self, heard: Sequence[Heard], agreed: Agreed) -> None:
         s, packs, self.index = self.s, agreed.index.packs(), agreed.state.index.hash
         self.wanted = inventory.wanted(packs.values(), s.transfer.placement)
         self._load([h for h in heard if h.told is None])
@@ -206,7 +263,49 @@ class _Scrub:
         for h in heard:
             h.look = h.look._replace(compared=b"" if h.wrong else self.index, packs=len(h.told or ()))
 
-    def _load(self, heard: Sequence[_Heard]) -> None:
+    # --- reading copies
+
+    def _read_copies(self, heard: Sequence[Heard], agreed: Agreed) -> None:
+        """Reads the copies that are due on these backends, and looks closer at packs of which one is wrong."""
+        packs = agreed.index.packs()
+        if not self.wanted:
+            self.wanted = inventory.wanted(packs.values(), self.s.transfer.placement)
+        self._load([h for h in heard if h.told is None])
+        for h in heard:
+            self._read_due(h, packs.values())
+        if any(h.wrong for h in heard):
+            suspects = {key: self.records[key] for h in self.heard for keys in h.wrong.values() for key in keys}
+            self._look_at(self.s, agreed, list(suspects.values()))
+
+    def _read_due(self, h: Heard, packs: Iterable[PackRecord]) -> None:
+        assert h.told is not None
+        s, t, now = self.s, self.s.transfer, self.s.wall_ns()
+        elapsed = min(now - h.look.read_ns, self.read_ns)
+        span = elapsed * inventory.CIRCLE // self.read_ns
+        due = []
+        for p in packs:
+            away = inventory.place_on_circle(p.name, h.place.backend_id, h.look.read_to)
+            if away < span and h.place.backend_id in t.placement.primary(p.name) and not h.told.has_digest(p.id):
+                due.append((away, p))
+        due.sort(key=lambda one: one[0])
+        for some in (due[n : n + READ_AT_ONCE] for n in range(0, len(due), READ_AT_ONCE)):
+            tasks = {p.name.hex(): verify.check_copy(t, h.place, p, True, None) for _, p in some}
+            states: Mapping[str, verify.CopyState] = s.runtime.run(together(tasks))
+            for _, p in some:
+                state = states[p.name.hex()]
+                if state.unknown:  # it is away now: what is left is read the next time
+                    return
+                self.read += 1
+                self.bytes_read += state.bytes_read
+                if state.problem is not None:
+                    key = inventory.key_of(p.id)
+                    self.records[key] = p
+                    self.doubted.add(key)
+                    h.wrong.setdefault(partition_of(p.name, t.placement.partitions), []).append(key)
+        h.look = h.look._replace(read_to=(h.look.read_to + span) % inventory.CIRCLE, read_ns=now)
+        h.is_begun = h.is_to_tell = True
+
+    def _load(self, heard: Sequence[Heard]) -> None:
         """Loads what these backends had told before, and adds what they told now."""
         before = self._before(heard)
         for h in heard:
@@ -215,7 +314,7 @@ class _Scrub:
                 h.told.put(pack_id, one)
             h.is_new |= bool(h.changes)
 
-    def _before(self, heard: Sequence[_Heard]) -> dict[bytes, Told]:
+    def _before(self, heard: Sequence[Heard]) -> dict[bytes, Told]:
         """What these backends had told in earlier scrubs, by id."""
         rows = {row.backend: row.told for row in self.s.db.records(TOLD)} if heard else {}
         partitions = self.s.transfer.placement.partitions
@@ -246,7 +345,7 @@ class _Scrub:
                     assert h.told is not None
                     h.told.note_well(p, self.wanted[h.place.backend_id].get(p, b""))
 
-    def _is_settled(self, h: _Heard, record: PackRecord, named: Mapping[PackId, PackRecord]) -> bool:
+    def _is_settled(self, h: Heard, record: PackRecord, named: Mapping[PackId, PackRecord]) -> bool:
         if record.id not in named:
             return True  # it went on purpose
         assert h.told is not None
@@ -271,16 +370,18 @@ class _Scrub:
                 h.look = h.look._replace(compared=self.index)
         self.state = agreed.state
         self._note(s)
+        self._tell_others(s, agreed.state)
         return self.report(replace(repaired, found=found))
 
     def _note(self, s: Session) -> None:
         """Notes what was seen for the next scrub, and how many packs have too few copies if all were compared."""
         heard = [h for h in self.heard if h.how in ("listed", "changes")]
+        noted = [h.look for h in self.heard if h in heard or h.is_begun]
         with s.db.transaction():
             s.db.put_records(
                 TOLD, [ToldPacks(h.place.backend_id, h.told.encode()) for h in heard if h.is_new and h.told is not None]
             )
-            s.db.put_records(LOOKS, [h.look for h in heard])
+            s.db.put_records(LOOKS, noted)
             if len(heard) == len(self.heard) == sum(b.storage != () for b in s.config.backends):
                 s.db.set(SHORT_KEY, self._short(s))
 
@@ -294,11 +395,13 @@ class _Scrub:
         return ScrubReport(
             version=self.state.v,
             backends=tuple(
-                ScrubLook(h.place.name, h.how, h.look.packs, len(h.changes), h.look.at_ns or None, h.why)
+                ScrubLook(h.place.name, h.how, h.look.packs, len(h.changes), _seen_ns(h.look), h.why)
                 for h in self.heard
             ),
             compared=self.compared,
             asked=self.asked,
+            read=self.read,
+            bytes_read=self.bytes_read,
             problems=self.looked.problems,
             lost=tuple(sorted(name for (_, name), (verdict, _) in found.items() if not verdict.good)),
             short=self._short(self.s),
@@ -312,8 +415,13 @@ def _places(s: Session) -> list[Place]:
     return sorted(s.transfer.places[i] for i in ids if i in s.transfer.places)
 
 
-def _has_feed(look: Look) -> bool:
-    return look.at_ns > 0 and all(look.cursors.split("\n"))
+def _seen_ns(look: Look) -> int | None:
+    """When all was last seen, by this device or another one."""
+    return max(look.at_ns, look.others_ns) or None
+
+
+def _is_within(at_ns: int, now_ns: int, age_ns: int) -> bool:
+    return at_ns > 0 and at_ns - LATER_NS <= now_ns < at_ns + age_ns
 
 
 def _decoded(data: bytes, partitions: int) -> Told:
@@ -325,93 +433,31 @@ def _decoded(data: bytes, partitions: int) -> Told:
     return told if told.partitions == partitions else Told(partitions)
 
 
-# --- what one backend tells
+# --- the record that serves other devices
 
 
-def _heeding(h: _Heard, task: Task) -> Task:
-    """The same; a backend that tells what cannot be is away."""
-    try:
-        return (yield from task)
-    except BackendError as e:
-        h.how, h.why = "away", e.message
-        return True
+def _write_record(m: Participant, state: State, told: Scrubbed, keepers: Sequence[str]) -> Task:
+    """Overwrites the record of one backend on the first of these that takes it. -> whether one did."""
+    random = yield Random(32)
+    mine = replace(told, device_id=m.identity.device_id, certificate=certificate_for(m, state))
+    data = seal_scrubbed(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
+    for keeper in keepers:
+        reply: Reply = yield Op(keeper, "put", scrubbed_path(told.backend_id), data, timeout_s=OP_TIMEOUT_S)
+        if reply.error is None:
+            return True
+    return False
 
 
-def _changes(h: _Heard) -> Task:
-    """Reads the feed. Where its cursor is too old nothing is known, so that all is to be listed."""
-    cursors = []
-    for storage_id, since in zip(h.place.storage_ids, h.look.cursors.split("\n"), strict=True):
-        cursor = since
-        for _ in range(PAGES_MAX):
-            reply: Reply = yield _page_op(h.place, storage_id, cursor)
-            if isinstance(reply.error, NotFoundError):
-                h.changes.clear()
-                h.look = h.look._replace(at_ns=0)
-                return
-            if reply.error is not None or reply.value is None:
-                h.how, h.why = "away", reply.error.message if reply.error is not None else "it tells no changes now"
-                return
-            page = _page(h.place, reply)
-            h.changes.update((pack_id, one) for pack_id, one in _entries(page.items))
-            _check_end(h.place, len(h.changes))
-            cursor = _checked(h.place, page.cursor)
-            if not page.more:
-                break
-        cursors.append(cursor)
-    h.how, h.look = "changes", h.look._replace(cursors="\n".join(cursors))
-
-
-def _listed(h: _Heard, listing: Listing) -> Task:
-    """Reads a whole inventory. -> False where the backend has no such power."""
-    cursors = []
-    for storage_id in h.place.storage_ids:
-        cursor = ""
-        for _ in range(PAGES_MAX):
-            reply: Reply = yield _page_op(h.place, storage_id, cursor)
-            if reply.error is not None:
-                h.how, h.why = "away", reply.error.message
-                return True
-            if reply.value is None:
-                return False
-            page = _page(h.place, reply)
-            for pack_id, one in _entries(page.items):
-                if one is not None:
-                    listing.add(pack_id, one)
-            _check_end(h.place, listing.packs)
-            cursor = _checked(h.place, page.cursor)
-            if not page.more:
-                break
-        cursors.append(cursor)
-    h.how, h.look = "listed", h.look._replace(cursors="\n".join(cursors))
-    return True
-
-
-def _page_op(place: Place, storage_id: bytes, cursor: str) -> Op:
-    path = f"{storage_id.hex()}/packs"
-    return Op(place.name, "inventory", path, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER, cursor=cursor)
-
-
-def _page(place: Place, reply: Reply) -> Inventory:
-    page = reply.value[1]
-    if not isinstance(page, Inventory):
-        raise BackendError(f"{place.name}: its inventory is none", retryable=False)
-    return page
-
-
-def _entries(items: Iterable[Item]) -> Iterator[tuple[PackId, bytes | None]]:
-    """The packs among the items of a page. What else lies there is somebody else's."""
-    for name, size, digest, _ in items:
-        if (match := _PATH.fullmatch(name)) is not None and match[3].startswith(match[2]):
-            pack_id = int(match[1]), bytes.fromhex(match[3])
-            yield pack_id, None if size is None else inventory.entry(pack_id, size, digest)
-
-
-def _checked(place: Place, cursor: str) -> str:
-    if len(cursor) > CURSOR_CHARS_MAX or "\n" in cursor:
-        raise BackendError(f"{place.name}: its inventory has a cursor that is too long", retryable=False)
-    return cursor
-
-
-def _check_end(place: Place, packs: int) -> None:
-    if packs > PACKS_MAX:
-        raise BackendError(f"{place.name}: its inventory has no end", retryable=False)
+def _read_record(m: Participant, devices: DeviceSet, backend_id: bytes, keepers: Sequence[str]) -> Task:
+    """-> the record of a backend that the first of these has which answers; None: it has none that counts."""
+    for keeper in keepers:
+        path = scrubbed_path(backend_id)
+        reply: Reply = yield Op(keeper, "get", path, max_bytes=SCRUBBED_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if isinstance(reply.error, NotFoundError):
+            return None
+        if reply.error is None:
+            try:
+                return open_scrubbed(m.keys, devices, reply.value, backend_id)
+            except (FormatError, UpgradeError):
+                return None
+    return None

@@ -34,7 +34,7 @@ class BackendState:
     free_bytes    on the account, and `total_bytes` of it, where the backend tells
     reserve_used  it was full, and its ballast was given up so that agreement went on
     warning       a sentence when it is nearly full, else ""
-    looked_ns     when this device last saw all that lies there (`scrub`, `check`; ns since 1970); None: never
+    looked_ns     when a device last saw all that lies there, as this one knows (`scrub`, `check`; ns since 1970)
     """
 
     name: str
@@ -385,7 +385,7 @@ class ScrubLook:
 
     packs    how many it told in all
     changes  how many its feed told since the last scrub
-    at_ns    when all of it was last seen, by this device's clock; None: never
+    at_ns    when all of it was last seen, by this device or another; None: never
     why      it could not be asked
     """
 
@@ -403,6 +403,7 @@ class ScrubReport:
 
     compared  digests of partitions that were compared, over all backends; 0 where nothing had changed
     asked     packs whose copies were asked for, because a backend did not tell of them what it should
+    read      copies that were read because it was their turn (`scrub.days`), and the bytes of them
     problems, lost, short, repaired: as in `CheckReport`, of these packs
     """
 
@@ -414,6 +415,8 @@ class ScrubReport:
     lost: tuple[bytes, ...] = ()
     short: int = 0
     repaired: Repaired | None = None
+    read: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

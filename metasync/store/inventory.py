@@ -23,6 +23,7 @@ from metasync.store.placement import PARTITION_BYTES, Placement, partition_of
 KEY_BYTES: Final = 12  # 8 of the name: among a million packs two share them once in 37 million workspaces
 ENTRY_BYTES: Final = 20
 DIGEST_BYTES: Final = 16
+CIRCLE: Final = 1 << 32
 _MARK_BYTES: Final = 3  # of the digest that was told; zeros where none was, or where it is the right one
 _SIZE_BYTES: Final = 5
 _SIZE_MAX: Final = (1 << 8 * _SIZE_BYTES) - 1
@@ -71,6 +72,12 @@ class Told:
         """Whether a pack was told, of whatever size."""
         p, key = partition_of(pack_id[1], self.partitions), key_of(pack_id)
         return any(one[:KEY_BYTES] == key for one in _split(self.parts.get(p, b"")))
+
+    def has_digest(self, pack_id: PackId) -> bool:
+        """Whether a digest was told of a pack."""
+        p, key = partition_of(pack_id[1], self.partitions), key_of(pack_id)
+        told = [one for one in _split(self.parts.get(p, b"")) if one[:KEY_BYTES] == key]
+        return bool(told) and told[0][-_MARK_BYTES:] != _NO_MARK
 
     def digest(self) -> bytes:
         """One digest over those of all partitions."""
@@ -169,6 +176,12 @@ def wanted(packs: Iterable[PackRecord], placement: Placement) -> dict[bytes, dic
         for backend_id in placement.primary(partition.to_bytes(PARTITION_BYTES, "big")):
             out[backend_id][partition] = data
     return out
+
+
+def place_on_circle(name: bytes, backend_id: bytes, begin: int) -> int:
+    """How far behind `begin` a pack stands on the circle by which a backend's copies take turns: 0 to `CIRCLE` - 1."""
+    place = int.from_bytes(name[8:12], "big") ^ int.from_bytes(backend_id[:4], "big")
+    return (place - begin) % CIRCLE
 
 
 def marks_of(record: PackRecord) -> tuple[bytes, ...] | None:

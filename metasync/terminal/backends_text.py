@@ -205,6 +205,7 @@ def scrub(r: ScrubReport, *, verbose: bool = False) -> list[str]:
     """How each backend was looked at, what is wrong, and what it comes to."""
     done = r.repaired
     lines = [f"  {b.backend}: {_look(b)}" for b in r.backends]
+    lines += [f"Read {count(r.read, 'copy', 'copies')} whose turn it was ({size(r.bytes_read)})."] * bool(r.read)
     lines += _packs(r.problems if done is None else done.found, verbose=verbose)
     if done is not None:
         lines += _repaired(done, verbose=verbose)

@@ -46,17 +46,18 @@ def check_pack(
     """
     order = t.read_order(record.name)
     copies, pieces = t.placement.copies, pieces or {}
-    first = yield Gather({p.name: _check_copy(t, p, record, read_data, pieces.get(p.name)) for p in order[:copies]})
+    first = yield Gather({p.name: check_copy(t, p, record, read_data, pieces.get(p.name)) for p in order[:copies]})
     states = [first[p.name] for p in order[:copies]]
     if all(s.problem is None for s in states):
         return states, []
-    rest = yield Gather({p.name: _check_copy(t, p, record, read_data, None) for p in order[copies:]})
+    rest = yield Gather({p.name: check_copy(t, p, record, read_data, None) for p in order[copies:]})
     return states, [x for p in order[copies:] if (x := rest[p.name]).problem is None or x.unknown]
 
 
-def _check_copy(
+def check_copy(
     t: Transfer, place: Place, record: PackRecord, read_data: bool, piece: int | None
 ) -> Generator[Any, Any, CopyState]:
+    """Looks at the copy of a pack on one backend."""
     if t.away(place):
         return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}", unknown=True)
     problem: CopyState | None = None

@@ -39,6 +39,7 @@ from metasync.consensus.records import entry as heads
 from metasync.consensus.records.birth import open_genesis
 from metasync.consensus.records.entry import Head, Kind, open_entry, open_head, open_hint
 from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.scrubbed import Scrubbed, open_scrubbed, seal_scrubbed
 from metasync.consensus.records.state import follows
 from metasync.errors import FormatError
 from metasync.keys.derive import Header, RecordKind, _aead, seal, sha256, sign, unseal
@@ -266,6 +267,25 @@ def object_seeds() -> list[bytes]:
     return [*made, *seeds_of("object")]
 
 
+def scrubbed_inside(data: bytes) -> None:
+    header = Header(RecordKind.SCRUBBED, 0, 1, drawn("record"))
+    body = data + sign(ALICE.sign_private, "scrubbed 1", header.encode() + data)
+    backend = drawn("backend")[:16]
+    sealed = seal(KEYS.log_key(1), header, body, binding=NS_ID + backend)
+    seen = open_scrubbed(KEYS, DEVICES, sealed, backend)
+    assert seal_scrubbed(KEYS, seen, ALICE, era=0, epoch=1, random=drawn("record")) == sealed
+
+
+def scrubbed_seeds() -> list[bytes]:
+    out = []
+    for tags in ((), ((1, b"t"),)):
+        seen = Scrubbed(ALICE.device_id, drawn("backend")[:16], drawn("stores"), 1 << 60, 3, 7, 9, b"", tags)
+        sealed = seal_scrubbed(KEYS, seen, ALICE, era=0, epoch=1, random=drawn("r"))
+        _, body = unseal(KEYS.log_key(1), sealed, RecordKind.SCRUBBED, binding=NS_ID + seen.backend_id)
+        out.append(body[:-64])
+    return out
+
+
 def shown_head(data: bytes) -> None:
     open_head(KEYS, DEVICES, data, ALICE.device_id)
 
@@ -277,6 +297,7 @@ RECORDS = (
     Target("log", replay, log_seeds, tries=SOME),
     Target("head", shown_head, vector_seeds("head")),
     Target("head-inside", head_inside, head_seeds, tries=SOME),
+    Target("scrubbed-inside", scrubbed_inside, scrubbed_seeds, tries=SOME),
     Target("genesis-inside", genesis_inside, genesis_seeds, tries=SOME),
     Target("record", shown_record, object_seeds),
     Target("record-inside", record_inside, lambda: [bytes32(b"x" * n) + bytes(966 - 4 - n) for n in (0, 9)]),

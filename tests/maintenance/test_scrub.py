@@ -14,6 +14,7 @@ from metasync.backends.api import Inventory, Item
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import BackendError, NotFoundError
 from metasync.local.state_keys import LOOKS, TOLD
+from metasync.maintenance import repair as repair_module
 from metasync.reports.backends import ScrubReport
 
 NAMES = ("a", "b", "c")
@@ -316,3 +317,154 @@ def test_status_says_when_all_was_seen(lab: Lab) -> None:
     assert all(b.looked_ns is None for b in w.status().backends)
     w.scrub()
     assert all(b.looked_ns for b in w.status().backends)
+
+
+# --- one listing for all devices
+
+
+def listings(lab: Lab) -> dict[str, int]:
+    """Backends on which folders of packs were listed since the last time."""
+    return {name: count for name in NAMES if (count := lab.counts[name].take().requests["list"])}
+
+
+def test_one_listing_serves_all_devices(lab: Lab) -> None:
+    w = pushed(lab, packs=4)
+    other = lab.clone(lab.urls(*NAMES))
+    assert hows(w.scrub()) == dict.fromkeys(NAMES, "listed")
+    listings(lab)
+    assert hows(other.scrub()) == dict.fromkeys(NAMES, "not due")
+    assert listings(lab) == {}
+    assert all(b.looked_ns for b in other.status().backends)
+    for name in NAMES:
+        lab.counts[name].take()
+    other.scrub()
+    after = {name: lab.counts[name].take().requests.total() for name in NAMES}
+    assert after == dict.fromkeys(NAMES, 0), "the rest of the day costs nothing"
+
+
+def test_the_record_of_a_backend_lies_on_another_one(lab: Lab) -> None:
+    w = pushed(lab, packs=2)
+    w.scrub()
+    where = {p.name: name for name in NAMES for p in lab.objects(name, "scrubbed")}
+    assert len(where) == 3
+    names = {b.backend_id.hex(): b.name for b in w._connections.config.backends}
+    assert all(names[i] != keeper for i, keeper in where.items())
+    assert set(where.values()) == set(NAMES), "a ring: each keeps one"
+
+
+def test_a_listing_that_left_something_wrong_serves_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = pushed(lab)
+    other = lab.clone(lab.urls(*NAMES))
+    lab.objects("a", "packs")[0].unlink()
+    monkeypatch.setattr(repair_module, "_mend", lambda *_: (0, 0, set()))  # it cannot be mended now
+    assert w.scrub().problems
+    monkeypatch.undo()
+    assert hows(other.scrub())["a"] == "listed"
+
+
+@pytest.mark.parametrize("how", ["garbage", "cut", "another's", "gone"])
+def test_a_record_that_is_none_costs_a_listing(lab: Lab, how: str) -> None:
+    w = pushed(lab, packs=2)
+    w.scrub()
+    other = lab.clone(lab.urls(*NAMES))
+    records = [p for name in NAMES for p in lab.objects(name, "scrubbed")]
+    data = [p.read_bytes() for p in records]
+    for n, path in enumerate(records):
+        path.chmod(0o600)
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes({"garbage": b"x" * 900, "cut": data[n][:100], "another's": data[n - 1]}[how])
+    assert hows(other.scrub()) == dict.fromkeys(NAMES, "listed")
+
+
+def test_claims_of_others_are_not_relied_upon_for_ever(lab: Lab) -> None:
+    """A device of the workspace says each day that it has listed all, and never does."""
+    w = pushed(lab, packs=2)
+    w.scrub()
+    victim = lab.clone(lab.urls(*NAMES))
+    assert hows(victim.scrub()) == dict.fromkeys(NAMES, "not due")
+    rows = victim._db.records(LOOKS)
+    assert all(r.since_ns for r in rows)
+    victim._db.put_records(LOOKS, [r._replace(others_ns=1, since_ns=r.since_ns - 31 * DAY_NS) for r in rows])
+    assert hows(victim.scrub()) == dict.fromkeys(NAMES, "listed")
+
+
+# --- copies are read in turn
+
+
+def later_to_read(w: Any, days: float) -> None:
+    rows = w._db.records(LOOKS)
+    w._db.put_records(LOOKS, [r._replace(read_ns=r.read_ns - int(days * DAY_NS)) for r in rows])
+
+
+@KINDS
+def test_every_copy_is_read_within_the_period(lab: Lab, kind: str) -> None:
+    w = pushed(lab, kind)
+    w.scrub()
+    copies = sum(len(packs_of(lab, name)) for name in NAMES)
+    read = []
+    for _ in range(9):
+        later_to_read(w, 10)
+        forget_records(lab)
+        read.append(w.scrub().read)
+    assert sum(read) == copies, read
+    assert max(read) < copies, "spread over the period"
+    assert w.scrub().read == 0
+
+
+def forget_records(lab: Lab) -> None:
+    """What this device says of the time it did not live through is not to speak against it."""
+    for name in NAMES:
+        for path in [f"{top.name}/scrubbed" for top in lab.counts[name].list("")]:
+            for item in lab.counts[name].list(path):
+                lab.counts[name].delete(f"{path}/{item.name}")
+
+
+def test_an_altered_copy_is_found_when_it_is_its_turn(lab: Lab) -> None:
+    w = pushed(lab)
+    w.scrub()
+    path = lab.objects("b", "packs")[0]
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    assert w.scrub(full=True).problems == (), "a listing does not show it"
+    later_to_read(w, 90)
+    forget_records(lab)
+    report = w.scrub()
+    assert report.repaired is not None
+    assert [(p.backend, p.problem) for p in report.repaired.found] == [("b", "altered")]
+
+
+def test_no_copy_is_read_where_digests_are_told_or_nobody_wants_it(lab: Lab, telling: dict[str, Any]) -> None:
+    w = pushed(lab, "memory", packs=4)
+    w.scrub()
+    later_to_read(w, 90)
+    assert w.scrub().read == 0
+
+
+def test_the_period_can_be_set_and_reading_turned_off(lab: Lab) -> None:
+    w = pushed(lab, packs=4)
+    w.configure("scrub.days", "0")
+    w.scrub()
+    later_to_read(w, 900)
+    assert w.scrub().read == 0
+    w.configure("scrub.days", "1")
+    w.scrub()
+    later_to_read(w, 1)
+    forget_records(lab)
+    assert w.scrub().read == sum(len(packs_of(lab, name)) for name in NAMES)
+
+
+def test_another_device_goes_on_where_one_has_read(lab: Lab) -> None:
+    w = pushed(lab, packs=4)
+    other = lab.clone(lab.urls(*NAMES))
+    other.scrub()
+    w.scrub()
+    later_to_read(w, 90)
+    forget_records(lab)
+    assert w.scrub().read > 0
+    later_to_read(other, 90)
+    later(other, 2)
+    assert other.scrub().read == 0, "it was read by the first"

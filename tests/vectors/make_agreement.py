@@ -82,6 +82,7 @@ from metasync.consensus.records.entry import (
     seal_hint,
 )
 from metasync.consensus.records.era import EraRecord, Tombstone, encode_tombstone, seal_record
+from metasync.consensus.records.scrubbed import Scrubbed, seal_scrubbed
 from metasync.consensus.records.state import STATE_BYTES, Change, Ref, skip_version, successor
 from metasync.keys import keyring
 from metasync.keys.derive import Header, Recipient, RecordKind, seal, seal_to, sealing_key, sha256, sign, sign_public
@@ -761,6 +762,23 @@ def heads() -> Cases:
     yield "head-bad-short", one("cut", good[:9], FORMAT)
 
 
+def scrubbed_records() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("scrubbed", about, data, expect, **{"backend": drawn("backend")[:16], **more})
+
+    seen = Scrubbed(ALICE.device_id, drawn("backend")[:16], drawn("stores"), 1_795_000_000 * 10**9, 3, 1 << 31, 7)
+    good = seal_scrubbed(KEYS, seen, ALICE, era=0, epoch=1, random=drawn("scrubbed record"))
+    yield "scrubbed", one("who listed a backend last", good, value=seen)
+    yield "scrubbed-bad-backend", one("of another backend", good, FORMAT, backend=drawn("another")[:16])
+    by_bob = seal_scrubbed(KEYS, seen, BOB, era=0, epoch=1, random=drawn("scrubbed record"))
+    yield "scrubbed-bad-signature", one("another device signed it", by_bob, FORMAT)
+    gone = replace(seen, device_id=MALLORY.device_id)
+    revoked = seal_scrubbed(KEYS, gone, MALLORY, era=0, epoch=1, random=drawn("scrubbed record"))
+    yield "scrubbed-bad-revoked", one("a revoked device's", revoked, FORMAT)
+    yield "scrubbed-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
+    yield "scrubbed-bad-short", one("cut", good[:9], FORMAT)
+
+
 def objects() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
         return case("object", about, data, expect, **{"kind": "META", **more})
@@ -1260,6 +1278,7 @@ def given(what: str) -> Case:
         "floor",
         "genesis",
         "head",
+        "scrubbed",
         "object",
         "states",
         "era",
@@ -1269,7 +1288,7 @@ def given(what: str) -> Case:
         out.update(plain(secret))
     if what in ("block", "blocks", "log", "logs"):
         out["base"] = BASE.encode().hex()
-    if what in ("blocks", "head", "log", "logs"):
+    if what in ("blocks", "head", "log", "logs", "scrubbed"):
         out["devices"] = DEVICES.encode().hex()
     if what in ("blocks", "log", "logs"):
         out["config"] = CONFIG.encode().hex()
@@ -1290,6 +1309,7 @@ def cases() -> Cases:
         births,
         geneses,
         heads,
+        scrubbed_records,
         objects,
         blocks_of_states,
         floors,

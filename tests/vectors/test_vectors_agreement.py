@@ -47,6 +47,7 @@ from metasync.consensus.records.entry import (
 )
 from metasync.consensus.records.era import open_record, read_tombstone
 from metasync.consensus.records.log_replay import NEVER, Log, ValueRules
+from metasync.consensus.records.scrubbed import open_scrubbed
 from metasync.consensus.records.state import decode_state
 from metasync.consensus.truncation import STEP
 from metasync.errors import FormatError, UpgradeError, UsageError
@@ -151,6 +152,7 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "hint": lambda data, c: open_hint(KEYS, data, the(c, "acceptor")).entry,
     "genesis": lambda data, c: open_genesis(KEYS, data, the(c, "acceptor")),
     "head": lambda data, c: open_head(KEYS, DEVICES, data, the(c, "device")),
+    "scrubbed": lambda data, c: open_scrubbed(KEYS, DEVICES, data, the(c, "backend")),
     "object": lambda data, c: open_object(KEYS, RecordKind[c["kind"]], data),
     "slot": opened_slot,
     "sealed": opened_sealed,
