@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from metasync.local.state import R, State
+from metasync.local.state import CACHE_BYTES_SURE, R, State
 from metasync.local.state_keys import TABLES, TREE_KEY, Table
 from simulation.world import Boot
 
@@ -162,6 +162,18 @@ class SimDb(State):
 
     def drop_objects_of(self, data: bytes) -> None:
         self._all("objects", ((i, _ABSENT) for i, (_, there) in [*self.tables["objects"].items()] if there == data))
+
+    def may_be_large(self) -> bool:
+        return self.objects_bytes() > CACHE_BYTES_SURE
+
+    def objects_bytes(self) -> int:
+        return sum(len(data) for _, data in self.tables["objects"].values())
+
+    def objects_by_age(self) -> list[tuple[bytes, int]]:
+        return [(i, len(data)) for i, (_, data) in self.tables["objects"].items()]
+
+    def drop_objects(self, ids: Iterable[bytes]) -> None:
+        self._all("objects", ((i, _ABSENT) for i in ids))
 
     def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
         if object_id not in self.tables["staged"]:
