@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
-    from metasync.maintenance import add_backend, backend_states, check, collect, recover, removal, status
+    from metasync.maintenance import add_backend, backend_states, check, collect, recover, removal, status, upkeep
     from metasync.maintenance import drill as drills
     from metasync.maintenance import rebalance as rebalancing
     from metasync.maintenance import scrub as scrubbing
@@ -46,7 +46,7 @@ else:
     forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
     add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
     backend_states, drills, removal = operations.lazy("maintenance", "backend_states", "drill", "removal")
-    rebalancing, scrubbing, status = operations.lazy("maintenance", "rebalance", "scrub", "status")
+    rebalancing, scrubbing, status, upkeep = operations.lazy("maintenance", "rebalance", "scrub", "status", "upkeep")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
@@ -70,6 +70,7 @@ class Workspace:
         self._db, self._machine = db, machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened or {})
         self._work = Operations(self._connections, lambda: self.on_event)
+        self._work.upkeep = (lambda: None) if machine is not None else lambda: upkeep.after_push(self._work)
         self._locked, self._session = self._work.locked, self._work.session
         self._operation = partial(operations.changing, self._work)
         self._changing = partial(operations.changing, self._work, reopen=True)  # backends may have other names after it

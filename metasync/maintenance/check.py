@@ -22,7 +22,7 @@ from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, health, space
 from metasync.session.session import Agreed, Session
 from metasync.store.index import PackId, PackRecord
-from metasync.transfer import late_copies
+from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.verify import CopyState, check_pack
 
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
@@ -130,6 +130,8 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     wanted = s.transfer.placement.copies
     short = sum(verdict.good < wanted for verdict, _ in now.found.values())
     s.db.set(SHORT_KEY, short)
+    wrong_copies.drop(s.db, wrong_copies.load(s.db))
+    wrong_copies.note(s.db, [f.record.name for _, f in now.found.values() if f.good and f.bad])
     _note_look(s)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)

@@ -13,6 +13,8 @@ own, and finds what others have brought already.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -35,14 +37,31 @@ from metasync.store.moves import Places
 from metasync.sync.operations import changing
 from metasync.transfer import late_copies
 from metasync.transfer.copies import Place
+from metasync.transfer.estimates import Direction
 from metasync.transfer.moving import Brought, bring
 
+PACKS_IN_PASSING: Final = 4  # by a push that ends soon: what is under way then is lost
 NOTE_EVERY_S: Final = 1.0  # what was verified and not noted yet is verified again after a kill
 PHASE: Final = "move"
 
 
 class _ChangedError(Exception):
     """Others changed the backends since the packs were verified."""
+
+
+class Deadline:
+    """When a move is to end, whatever is left; without seconds it takes as long as it takes."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        return self.left_s <= 0
 
 
 @dataclass(eq=False)
@@ -74,8 +93,9 @@ class Tally:
 class Mover:
     """Moves the packs of a state, by the config of today."""
 
-    def __init__(self, s: Session, tally: Tally, *, read_data: bool) -> None:
+    def __init__(self, s: Session, tally: Tally, *, read_data: bool, ends: Deadline | None = None) -> None:
         self.s = s
+        self.ends = ends
         self.base: Agreed = agreement.newest(s)
         if s.config.prev_config is not None and s.previous is None:
             raise WorkspaceError(
@@ -98,6 +118,14 @@ class Mover:
             return (self.places.partition(p.name) - first) % self.places.now.partitions, p.name
 
         return sorted(packs, key=turn)
+
+    def remains(self) -> bool:
+        """Whether a displaced pack is not known to be verified, nor lost: the time was over first."""
+        noted, tally = moved.load(self.s), self.tally
+        return any(
+            p.id not in tally.done and p.name not in tally.lost and self.places.partition(p.name) not in noted
+            for p in self.displaced()
+        )
 
     def bring_all(self, packs: Sequence[PackRecord], *, note: bool) -> None:
         """Brings these packs to their places. `note`: they are all of their partitions, to be noted when they are."""
@@ -137,10 +165,14 @@ class Mover:
         s, todo = self.s, iter(packs)
         running: dict[Future[Any], PackRecord] = {}
         following: PackRecord | None = next(todo, None)
+        at_once = PACKS_ASKED_AT_ONCE if self.ends is None else PACKS_IN_PASSING
         while running or following is not None:
             held = sum(p.size for p in running.values())
-            while following is not None and len(running) < PACKS_ASKED_AT_ONCE:
+            while following is not None and len(running) < at_once:
                 if held and held + following.size > late_copies.AT_ONCE_BYTES:
+                    break
+                if self.ends is not None and not self._arrives(following, held):
+                    following = None
                     break
                 held += following.size
                 wanted, unlinked = self._wanted(following)
@@ -150,8 +182,19 @@ class Mover:
                     sources, how = self._sources(following), {"are_all": self.knows_all, "read_data": self.read_data}
                     running[s.runtime.start(bring(s.transfer, following, wanted, sources, **how))] = following
                 following = next(todo, None)
-            for future in s.runtime.wait(running) if running else ():
+            left_s = None if self.ends is None else self.ends.left_s
+            for future in s.runtime.wait(running, left_s) if running else ():
                 yield running.pop(future), future.result()
+            if left_s == 0:  # what is under way ends by itself, or with the process; it is looked for again then
+                return
+
+    def _arrives(self, record: PackRecord, before: int) -> bool:
+        """Whether a pack would be there in time, behind so many bytes, by what is known of the lines."""
+        assert self.ends is not None
+        names = [self.names[i] for i in self.places.primary(record.name)]
+        rates = [self.s.estimates.of(name, Direction.UP).bytes_per_s for name in names]
+        slowest = min((rate for rate in rates if rate), default=math.inf)
+        return not self.ends.is_over and (before + record.size) / slowest <= self.ends.left_s
 
     def _wanted(self, record: PackRecord) -> tuple[list[Place], dict[str, str]]:
         """The places of a pack, with the ids in which a copy counts; and those that this device has no way to."""
@@ -172,22 +215,32 @@ class Mover:
         return list(dict.fromkeys([*had[at:], *had[:at], *t.read_order(record.name)]))
 
 
-def rebalance(work: Operations, *, dry_run: bool = False, read_data: bool = False) -> RebalanceReport:
+def rebalance(
+    work: Operations,
+    *,
+    dry_run: bool = False,
+    read_data: bool = False,
+    tally: Tally | None = None,
+    ends: Deadline | None = None,
+) -> RebalanceReport:
     """Moves what is not where it belongs, has that agreed, and deletes what is surplus: see `Workspace.rebalance`.
 
-    The folder's lock is held for the trim alone: pushes go on while data move.
+    The folder's lock is held for the trim alone: pushes go on while data move. With a time when it `ends`, only what
+    arrives by then is moved, and surplus copies are left. `tally`: to be counted in.
     """
-    tally = Tally()
+    tally = tally or Tally()
     version: int | None = None
     for _ in range(LOST_ROUNDS_MAX):
         with work.session("rebalance") as s:
-            mover = Mover(s, tally, read_data=read_data)
+            mover = Mover(s, tally, read_data=read_data, ends=ends)
             if dry_run:
                 return _plan(mover)
+            if s.previous is None and ends is not None:
+                return _report(mover, version)
             if s.previous is None:
                 return _report(mover, version, surplus.free(mover))
             _move(mover)
-            if tally.waiting:
+            if tally.waiting or (ends is not None and mover.remains()):
                 return _report(mover, None)
             verified = s.config
         with changing(work, "rebalance", reopen=True) as s, contextlib.suppress(_ChangedError):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ScrubReport,
         Share,
         Status,
+        Wiped,
     )
     from metasync.reports.history import (
         CatReport,
@@ -146,6 +147,7 @@ __all__ = [
     "TextDiff",
     "TightBackend",
     "Trailing",
+    "Wiped",
     "Withdrawal",
     "path_str",
 ]

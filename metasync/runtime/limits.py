@@ -44,6 +44,7 @@ NUMBERS: Final = {
 }
 EXAMPLES: Final = {"nice": 4, "durability": 1, CACHE: 512, SCRUB_DAYS: 90}
 SPECIAL_MODES: Final = "special-modes"
+UPKEEP: Final = "upkeep"
 ON, OFF = "on", "off"
 WINDOWS_MAX: Final = 48  # of a day: more than that nobody reads
 DAY_MINUTES: Final = 24 * 60
@@ -57,7 +58,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
 KEYS_STEP: Final = (
     "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
-    "cache-mb, scrub.days, special-modes."
+    "cache-mb, scrub.days, special-modes, upkeep."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
@@ -162,7 +163,7 @@ def parse_duration(text: str) -> float:
 
 def check_key(key: str) -> None:
     """`UsageError` if there is no such setting."""
-    if key not in (*NUMBERS, SPECIAL_MODES) and _KEY.fullmatch(key) is None:
+    if key not in (*NUMBERS, SPECIAL_MODES, UPKEEP) and _KEY.fullmatch(key) is None:
         raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
 
 
@@ -175,6 +176,9 @@ def check(key: str, value: str) -> None:
             raise UsageError(
                 f"{key} is on or off, not {value[:40]!r}", next_step=f"Write: metasync config set {key} on"
             )
+    elif key == UPKEEP:
+        if value != OFF:
+            parse_duration(value)
     elif match is None:
         _number(key, value, *NUMBERS[key])
     elif match[1] == "connections":
@@ -197,7 +201,7 @@ def understood(values: Mapping[str, str]) -> Limits:
     for key, value in values.items():
         check(key, value)
         match = _KEY.fullmatch(key)
-        if key == SPECIAL_MODES:
+        if key in (SPECIAL_MODES, UPKEEP):
             continue
         if match is None:
             numbers[key] = int(value)

@@ -230,13 +230,6 @@ class Session:
 
         return self.db.get(ESTIMATES_KEY) or Estimates()
 
-    def keep_estimates(self) -> None:
-        """Keeps what was learned of the lines for the next run."""
-        if "estimates" in self.__dict__:
-            from metasync.transfer.estimates import ESTIMATES_KEY
-
-            self.db.update(ESTIMATES_KEY, self.estimates)
-
     @cached_property
     def indexes(self) -> AgreedIndexes:
         from metasync.session.write_index import AgreedIndexes
@@ -381,6 +374,7 @@ class Operations:
         self._governor: settings.Governor | None = None
         self._closed = False
         self._is_given_back = False
+        self.upkeep: Callable[[], None] = lambda: None  # what a push does at its end, where there is anything to do
         self._giving_back = threading.RLock()
         connections.on_event = self.tell
 
@@ -455,7 +449,8 @@ class Operations:
             s.others_wait = wanted
             self.connections.guard.tell(s.config, self.tell)
             yield s
-            s.keep_estimates()
+            if "transfer" in s.__dict__:
+                s.transfer.keep_learned(s.db)
             if self.connections.db.may_be_large():
                 from metasync.session.cache import bound
 

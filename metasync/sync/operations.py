@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metasync.errors import DamagedError
 from metasync.events import Notice
 from metasync.local.lock import GiveWay, Turns
-from metasync.local.state_keys import AGREED_MARK, INODES_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
+from metasync.local.state_keys import AGREED_MARK, INODES_KEY, MENDING_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
 from metasync.session import agreement
 from metasync.session.session import Operations, Session
 from metasync.sync import no_change
@@ -74,13 +74,18 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
     turns, first = Turns(), True
     while True:
         try:
-            return _push(work, turns, message, dry_run, force, durability, first=first)
+            report = _push(work, turns, message, dry_run, force, durability, first=first)
+            break
         except GiveWay as way:
             work.tell(Notice("another operation in this folder goes first; this push goes on after it"))
             with work.locked("push", first=False):
                 way.save()
                 work.connections.close()  # what they know may be old by now
             first = False
+    c = work.connections
+    if not dry_run and (c.config.prev_config is not None or c.db.has(MENDING_KEY)):
+        work.upkeep()
+    return report
 
 
 def _push(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
@@ -24,7 +24,10 @@ from metasync.store import pack_format
 from metasync.store.index import MD5_TAG, PackRecord
 from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement, partition_of, placement_of
-from metasync.transfer.estimates import Estimates, timed
+from metasync.transfer.estimates import ESTIMATES_KEY, Estimates, timed
+
+if TYPE_CHECKING:
+    from metasync.local.state import LocalDb
 
 # Left free by packs: for what is agreed, for deletions, and to put the ballast back. Free space is known roughly only
 # (blocks, directories, other writers), and the ballast itself is there for when this was not enough.
@@ -295,6 +298,14 @@ class Transfer:
         yield from self._spread(waiting, self._put_if_it_fits, cargo, self.placement.copies, having)
         beyond = tuple(i for i in holders if i not in self.places)
         return tuple(p.backend_id for p in order if p.name in having) + beyond
+
+    def keep_learned(self, db: LocalDb) -> None:
+        """Keeps what was learned of the lines, and which copies were bad, for the next run."""
+        db.update(ESTIMATES_KEY, self.estimates)
+        if self.faults:
+            from metasync.transfer import wrong_copies
+
+            wrong_copies.note(db, [fault.pack for fault in self.faults])
 
     def put_copy(self, place: Place, name: bytes, generation: int, data: bytes) -> Generator[Any, Any, bool]:
         """Stores a copy under the newest storage id of a place. False: it could not, and is `down` from now on."""

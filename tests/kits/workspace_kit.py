@@ -27,7 +27,7 @@ from metasync.backends.api import Backend, BackendUrl
 from metasync.cli import main
 from metasync.consensus import Group
 from metasync.keys.slots import Cost
-from metasync.maintenance import status
+from metasync.maintenance import status, upkeep
 from metasync.session import agreement, open_backend
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
@@ -108,6 +108,7 @@ class Lab:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(open_backend, "opened", self._opened)
         monkeypatch.setattr(open_backend, "SLOW_S", 60.0)  # what is slow only because the machine is busy is not told
+        monkeypatch.setattr(upkeep, "BUDGET_S", 0.0)  # data move when a test says so
         monkeypatch.setenv("METASYNC_KEYRING", "off")
         monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
         for method in (Workspace.init, Workspace.device_revoke, Workspace.key_change_passphrase, Workspace.key_rotate,

@@ -1,0 +1,67 @@
+"""What a push does for the workspace when its own work is done: moves data, and makes good what was noticed.
+
+Only where something is known to be displaced, or was noticed missing or damaged; else a push asks for nothing more.
+Data move for so many seconds at most, as `config set upkeep` has it: what is under way then is left, and a pack is
+begun only if it would arrive in time by what is known of the line. All steps are those of `rebalance`, which any number
+of devices may do at once. Where nothing could be done it is not tried again for a while. Surplus copies are left to
+`rebalance`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from metasync.errors import CancelledError, MetaSyncError
+from metasync.local import settings
+from metasync.local.state_keys import MENDING_KEY, UPKEEP_KEY
+from metasync.maintenance.rebalance import Deadline, Mover, Tally, rebalance
+from metasync.runtime.limits import OFF, UPKEEP, parse_duration
+from metasync.session.session import Operations
+from metasync.transfer import wrong_copies
+
+BUDGET_S: Final = 2.0
+AGAIN_S: Final = 600  # after a time that came to nothing
+
+
+def after_push(work: Operations) -> None:
+    """Moves and mends for a while. Failures are no failures of the push: whoever comes next goes on."""
+    said = settings.read(work.settings_path).values.get(UPKEEP)
+    budget_s = BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)
+    c = work.connections
+    now_s = c.machine.wall_ns() // 1_000_000_000
+    if budget_s and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
+        did = False
+        try:
+            did = _keep_up(work, Deadline(budget_s))
+        except CancelledError:
+            raise
+        except MetaSyncError:
+            pass
+        c.db.set(UPKEEP_KEY, None if did else now_s + AGAIN_S)
+
+
+def _keep_up(work: Operations, ends: Deadline) -> bool:
+    """-> whether anything came of it."""
+    did = False
+    if work.connections.config.prev_config is not None:
+        tally = Tally()
+        report = rebalance(work, tally=tally, ends=ends)
+        did = bool(report.version is not None or tally.done)
+    if work.connections.db.has(MENDING_KEY) and not ends.is_over:
+        did |= mend(work, ends)
+    return did
+
+
+def mend(work: Operations, ends: Deadline) -> bool:
+    """Makes good copies that were noticed missing or damaged. -> whether any note could be taken back.
+
+    What nobody has is left to `check --repair`, which names it.
+    """
+    with work.session("rebalance") as s:
+        noted, tally = wrong_copies.load(s.db), Tally()
+        mover = Mover(s, tally, read_data=True, ends=ends)
+        packs = [p for p in mover.base.index.packs().values() if p.name in noted]
+        mover.bring_all(packs, note=False)
+        left = {p.name for p in packs} - {name for _, name in tally.done} - tally.lost
+        wrong_copies.drop(s.db, noted - left)
+    return len(left) < len(noted)
