@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import State
@@ -41,7 +42,8 @@ from metasync.session.session import Agreed, Operations, Session
 from metasync.store import inventory
 from metasync.store.index import PackId, PackRecord
 from metasync.store.inventory import Listing, Told
-from metasync.store.placement import partition_of
+from metasync.store.moves import Places
+from metasync.store.placement import PARTITION_BYTES, partition_of
 from metasync.sync.operations import changing
 from metasync.transfer import verify
 from metasync.transfer.copies import Place
@@ -239,7 +241,7 @@ class _Scrub:
 
     def _compare(self, heard: Sequence[Heard], agreed: Agreed) -> None:
         s, packs, self.index = self.s, agreed.index.packs(), agreed.state.index.hash
-        self.wanted = inventory.wanted(packs.values(), s.transfer.placement)
+        self.wanted = inventory.wanted(self._settled(packs.values()), s.transfer.placement)
         self._load([h for h in heard if h.told is None])
         differing = {}
         for h in heard:
@@ -269,10 +271,10 @@ class _Scrub:
         """Reads the copies that are due on these backends, and looks closer at packs of which one is wrong."""
         packs = agreed.index.packs()
         if not self.wanted:
-            self.wanted = inventory.wanted(packs.values(), self.s.transfer.placement)
+            self.wanted = inventory.wanted(self._settled(packs.values()), self.s.transfer.placement)
         self._load([h for h in heard if h.told is None])
         for h in heard:
-            self._read_due(h, packs.values())
+            self._read_due(h, self._settled(packs.values()))
         if any(h.wrong for h in heard):
             suspects = {key: self.records[key] for h in self.heard for keys in h.wrong.values() for key in keys}
             self._look_at(self.s, agreed, list(suspects.values()))
@@ -304,6 +306,14 @@ class _Scrub:
                     h.wrong.setdefault(partition_of(p.name, t.placement.partitions), []).append(key)
         h.look = h.look._replace(read_to=(h.look.read_to + span) % inventory.CIRCLE, read_ns=now)
         h.is_begun = h.is_to_tell = True
+
+    def _settled(self, packs: Iterable[PackRecord]) -> Iterable[PackRecord]:
+        """The packs that no change of the backends displaces: the others are brought and verified by `rebalance`."""
+        if self.s.previous is None:
+            return packs
+        places = Places(self.s.config, self.s.previous)
+        displaced = cache(lambda partition: places.is_displaced(partition.to_bytes(PARTITION_BYTES, "big")))
+        return (p for p in packs if not displaced(places.partition(p.name)))
 
     def _load(self, heard: Sequence[Heard]) -> None:
         """Loads what these backends had told before, and adds what they told now."""
@@ -382,7 +392,7 @@ class _Scrub:
                 TOLD, [ToldPacks(h.place.backend_id, h.told.encode()) for h in heard if h.is_new and h.told is not None]
             )
             s.db.put_records(LOOKS, noted)
-            if len(heard) == len(self.heard) == sum(b.storage != () for b in s.config.backends):
+            if s.previous is None and len(heard) == len(self.heard) == sum(b.storage != () for b in s.config.backends):
                 s.db.set(SHORT_KEY, self._short(s))
 
     def _short(self, s: Session) -> int:

@@ -156,6 +156,25 @@ def test_a_backend_that_is_away_is_passed_over_and_looked_at_when_it_is_back(lab
     assert back.repaired.copies == 1
 
 
+def test_packs_that_are_to_be_moved_are_left_to_the_move(lab: Lab) -> None:
+    """Each scrub would ask for all of them, since they lie where they lay before."""
+    w = pushed(lab, "memory")
+    w.scrub()
+    w.backend_add(lab.url("d", "memory"))
+    w = lab.reopen(w)
+    assert w.status().moving.packs > 0
+    assert [w.scrub().asked, w.scrub().asked] == [0, 0]
+    w.rebalance()
+    w = lab.reopen(w)
+    report = w.scrub()
+    assert (report.asked, report.problems, report.repaired) == (0, (), None)
+    lab.counts["d"].delete(packs_of(lab, "d")[0])
+    report = w.scrub()
+    assert report.repaired is not None
+    assert report.repaired.copies == 1
+    assert w.check(read_data=True).problems == ()
+
+
 def test_an_emptied_store_gets_all_its_packs_again(lab: Lab) -> None:
     w = pushed(lab, "memory")
     w.scrub()
