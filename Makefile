@@ -25,7 +25,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate mutants bench bench-cpu bench-scale bench-providers fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate mutants bench bench-cpu bench-scale bench-providers bench-heal fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -75,6 +75,9 @@ bench-providers: $(STAMP) ## requests, bytes and CPU of a push per provider, on 
 
 bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
 	$(BIN)/python tests/benchmarks/scale.py $(SCALE)
+
+bench-heal: $(STAMP) ## moving, scrub and collection beside their bars; a part, or less: ROWS="gc=1000"
+	$(BIN)/python tests/benchmarks/heal/__main__.py $(ROWS)
 
 $(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
 	@echo "setting up $(FUZZ_VENV) (once; about a minute)"

@@ -8,20 +8,19 @@ next run of any device takes. Pushes never wait; one that had begun stores again
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final
 
-from metasync.consensus import JOURNAL_KEY, NOTHING, ZERO_HASH, Change, Ref
+from metasync.consensus import JOURNAL_KEY, NOTHING, ZERO_HASH, Change, Ref, State
 from metasync.errors import DamagedError, FullError, MetaSyncError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance import sweep
+from metasync.maintenance import line, sweep
 from metasync.maintenance.sweep import Swept
-from metasync.objects.directory import Bytes, Needs
-from metasync.objects.model import ObjectKind, Snapshot, decode_snapshot, version_of
+from metasync.objects.model import ObjectKind, decode_snapshot, version_of
 from metasync.objects.reach import mark
 from metasync.reports.backends import Freed, GcReport
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
@@ -30,15 +29,16 @@ from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store import collection, retention
 from metasync.store.collection import Plan
-from metasync.store.index import IndexSegment, PackId
+from metasync.store.index import Index, IndexSegment, PackId
 from metasync.store.retained import INTERVALS_MAX, NO_SNAPSHOT, Retained
 from metasync.store.retention import Keep, Stamped
 from metasync.transfer.contents import Contents
 from metasync.transfer.upload import Upload
 
-SNAPSHOTS_TOGETHER: Final = 256
 PACKED_TOGETHER_BYTES: Final = 32 << 20  # of objects read to be packed anew
 OP_ID_BYTES: Final = 16
+FOLLOWED_MAX: Final = 256  # pushes that are followed without a look at everything
+ALIKE: Final = ("era", "config", "retained", "epoch", "gen", "min_gen")  # of the states of two such bases
 
 
 def collect(s: Session, policy: Keep | None = None, *, dry_run: bool = False) -> GcReport:
@@ -52,7 +52,11 @@ def collect(s: Session, policy: Keep | None = None, *, dry_run: bool = False) ->
 
 @dataclass
 class _Found:
-    """What a base comes to: the versions that stay of it, and what becomes of its packs."""
+    """What a base comes to: the versions that stay of it, and what becomes of its packs.
+
+    `known`: the pushes that are kept so far, ascending, with their snapshots; `stay`: which of them stay.
+    `is_followed`: the base has only more pushes than the one before, and no more was looked at (`_follow`).
+    """
 
     base: Agreed
     before: Retained
@@ -61,6 +65,9 @@ class _Found:
     dropped: int
     marked: IdSet
     plan: Plan
+    known: tuple[tuple[int, bytes], ...]
+    stay: frozenset[int]
+    is_followed: bool = False
 
     @property
     def stays(self) -> Collection[PackId]:
@@ -81,6 +88,7 @@ class _Collection:
         self.marked = IdSet()
         self.was: Retained | None = None
         self.upload: Upload | None = None
+        self.stored: tuple[Agreed, list[Ref]] | None = None  # the index of an attempt, and the base it was made of
         self.fence_above = -1  # the newest generation of what no index names and is to go
         self.op_id = s.entropy(OP_ID_BYTES)
 
@@ -116,20 +124,20 @@ class _Collection:
         s = self.s
         before = s.indexes.retained(base.state)
         contents = s.contents(base)
-        line = list(_line(s, base, before, contents))
-        pushes = [(v, i, snapshot.time_ns) for v, i, snapshot in line]
+        there = list(line.line(s, base, before, contents))
+        pushes = [(v, i, snapshot.time_ns) for v, i, snapshot in there]
         policy = self.policy if self.policy is not None else before.keep
         stay = {v for v, _, _ in pushes}
         if policy:
-            _check_order(pushes)
+            line.check_order(pushes)
             unknown = set(policy.tag) - {n.name for n in before.named}
             if unknown and self.policy is not None:
                 raise UsageError(f"no version is called {sorted(unknown)[0]!r}", next_step="See `metasync tag`.")
             stamped = [Stamped(v, time_ns) for v, _, time_ns in pushes]
             stay = set(retention.kept(policy, stamped, before.named, s.wall_ns()))
         known = [(v, i) for v, i, _ in reversed(pushes)]
-        if line and _before(line[-1][2], known[0][0], before) != ZERO_HASH:
-            _check_unknown(known[0][0], len(known), policy, before)
+        if there and line.before(there[-1][2], known[0][0], before) != ZERO_HASH:
+            line.check_unknown(known[0][0], len(known), policy, before)
             known.insert(0, (1, NO_SNAPSHOT))  # whatever there was: it goes with the versions before the oldest known
         after = before if stay >= {v for v, _ in known} else before.without(known, stay)
         if len(after.dropped) > INTERVALS_MAX:
@@ -140,7 +148,45 @@ class _Collection:
         left = tuple(one for one in before.replaced if one.snapshot in self.marked)
         after = after._replace(replaced=left, purge=before.purge and not repack)
         planned = collection.plan(base.index, self.marked, IdSet(), repack=repack, purge=before.purge)
-        return _Found(base, before, after, len(stay), len(pushes) - len(stay), self.marked, planned)
+        self.stored = None
+        counts = len(stay), len(pushes) - len(stay)
+        return _Found(base, before, after, *counts, self.marked, planned, tuple(known), frozenset(stay))
+
+    def _follow(self, found: _Found, newest: Agreed) -> _Found | None:
+        """The same on a base that has only more pushes, at the cost of these; None: all is to be looked at again.
+
+        While others push without a pause, no run that looks at everything each time would come to its fence.
+        """
+        s, base, gone = self.s, found.base, found.plan.gone
+        if self.stored is None or any(getattr(base.state, n) != getattr(newest.state, n) for n in ALIKE):
+            return None
+        if not base.index.packs().keys() <= newest.index.packs().keys():
+            return None
+        contents, current, new = s.contents(newest), newest.state.master, list[tuple[int, bytes]]()
+        while current != base.state.master:
+            if current == ZERO_HASH or len(new) >= FOLLOWED_MAX:
+                return None
+            snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [current])[current])
+            new.insert(0, (version_of(snapshot), current))
+            current = next(iter(snapshot.parents), ZERO_HASH)
+        known = [*found.known, *new]
+        if any(a >= b for (a, _), (b, _) in pairwise(known)):
+            return None
+        fresh = line.Fresh(found.marked)
+        walked = mark([i for _, i in new], fresh, newest.index.__contains__, found.before.replacing)
+        contents.walk(line.all_named(walked, newest))
+        added = Index(tuple(newest.segments[n] for n in _new_items(newest, base)))
+        if any(one.tombstones for one in added.segments):
+            return None
+        if not all(any(record.id not in gone for record, _ in added.find(i)) for i in fresh.ids):
+            return None  # it goes back to what was about to go
+        stay, retained = found.stay | {v for v, _ in new}, found.retained
+        if found.dropped:
+            retained = retained._replace(dropped=found.before.without(known, stay).dropped)
+        return replace(
+            found, base=newest, retained=retained, kept=found.kept + len(new), known=tuple(known), stay=stay,
+            is_followed=True,
+        )  # fmt: skip
 
     def _mark(self, roots: list[bytes], retained: Retained, base: Agreed, contents: Contents) -> None:
         """Marks what these snapshots need. What an attempt before marked counts, unless others dropped versions."""
@@ -149,7 +195,7 @@ class _Collection:
             self.marked, self.upload = IdSet(), None  # the index must name nothing whose parts it does not name
         self.was = retained
         self.s.listener(Phase("mark"))
-        walked = _all_named(mark(roots, self.marked, base.index.__contains__, retained.replacing), base)
+        walked = line.all_named(mark(roots, self.marked, base.index.__contains__, retained.replacing), base)
         try:
             contents.walk(walked)
         except MetaSyncError as e:
@@ -172,13 +218,14 @@ class _Collection:
 
     def _begun(self, found: _Found) -> _Found:
         """BEGIN: has the generation of new uploads raised, so that the fence may stand above all that there is."""
+        s, state = self.s, found.base.state
+        s.listener(Phase("agree"))
         for _ in range(LOST_ROUNDS_MAX):
-            base = found.base
-            self.s.listener(Phase("agree"))
-            mine, newest = self._propose(base, Change(op_id=self.s.entropy(OP_ID_BYTES), gen=base.state.gen + 1))
-            found = replace(found, base=newest) if mine else self.look(newest)
-            if mine:
-                return found
+            decided = agreement.propose(s, state, Change(op_id=s.entropy(OP_ID_BYTES), gen=state.gen + 1))
+            if decided.mine:
+                newest = self._taken(state, decided.state)
+                return replace(found, base=newest) if state == found.base.state else self.look(newest)
+            state = agreement.ask_newest(s)
         raise _others_were_faster()
 
     def _fence(self, found: _Found) -> int:
@@ -192,9 +239,9 @@ class _Collection:
         for _ in range(LOST_ROUNDS_MAX):
             if self._fence(found) > found.base.state.gen:
                 found = self._begun(found)
-            if repack and (short := self._pack(found)):
+            if repack and not found.is_followed and (short := self._pack(found)):
                 repack = False
-            if not repack:
+            if not repack and not found.is_followed:
                 self.upload = None
                 found = self.look(found.base, repack=False)
             if found.changes_nothing and self._fence(found) == found.base.state.min_gen:
@@ -203,23 +250,12 @@ class _Collection:
             mine, newest = self._propose(found.base, self._change(found))
             if mine:
                 return replace(found, base=newest), short
-            found = self.look(newest, repack=repack)
+            found = self._follow(found, newest) or self.look(newest, repack=repack)
         raise _others_were_faster()
 
     def _change(self, found: _Found) -> Change:
-        s, base, stays = self.s, found.base, found.stays
-        upload = self.upload
-        packed = upload.__contains__ if upload is not None else lambda _: False
-        if lost := collection.uncovered(base.index, stays, packed, found.marked):
-            raise WorkspaceError(f"{lost:,} objects would be lost; nothing was changed", next_step="Report this.")
-        whole = [n for n, one in enumerate(base.segments) if collection.is_whole(one, stays, found.marked)]
-        rest = (one for n, one in enumerate(base.segments) if n not in set(whole))
-        anew = (collection.rewritten(one, stays, found.marked) for one in rest)
-        own = self.upload.index_segments() if self.upload is not None else iter(())
-        refs: list[Ref] = []
-        if found.plan.gone or len(whole) < len(base.segments):
-            new: Iterator[IndexSegment] = chain((one for one in anew if one is not None), own)
-            refs = s.indexes.replace(base.state, base.root, base.segments, whole, new)
+        s, base = self.s, found.base
+        refs = self._index_again(found) if found.is_followed else self._index(found)
         retained = None
         if found.retained != found.before:
             retained = s.indexes.store_retained(base.state, found.retained)
@@ -231,16 +267,53 @@ class _Collection:
             adding=tuple(refs[:-1]) if refs and refs[-1] != NOTHING else (),
         )
 
+    def _index(self, found: _Found) -> list[Ref]:
+        """Stores the index of what is needed. -> the names of what is new, the root's last; none: all stays."""
+        s, base, stays = self.s, found.base, found.stays
+        upload = self.upload
+        packed = upload.__contains__ if upload is not None else lambda _: False
+        if lost := collection.uncovered(base.index, stays, packed, found.marked):
+            raise WorkspaceError(f"{lost:,} objects would be lost; nothing was changed", next_step="Report this.")
+        whole = [n for n, one in enumerate(base.segments) if collection.is_whole(one, stays, found.marked)]
+        rest = (one for n, one in enumerate(base.segments) if n not in set(whole))
+        anew = (collection.rewritten(one, stays, found.marked) for one in rest)
+        own = self.upload.index_segments() if self.upload is not None else iter(())
+        if not found.plan.gone and len(whole) == len(base.segments):
+            return []
+        new: Iterator[IndexSegment] = chain((one for one in anew if one is not None), own)
+        refs = s.indexes.replace(base.state, base.root, base.segments, whole, new)
+        self.stored = (base, refs) if refs[-1] != NOTHING else None
+        return refs
+
+    def _index_again(self, found: _Found) -> list[Ref]:
+        """The same by what an attempt before stored, and the segments that its base did not have."""
+        assert self.stored is not None
+        s, base, (first, refs) = self.s, found.base, self.stored
+        root, index = s.indexes.opened(refs[-1])
+        numbers, stays = _new_items(base, first), found.stays
+        whole = [n for n in numbers if collection.is_whole(base.segments[n], stays, found.marked)]
+        anew = [collection.rewritten(base.segments[n], stays, found.marked) for n in numbers if n not in whole]
+        items = (*root.items, *(base.root.items[n] for n in whole))
+        segments = (*index.segments, *(base.segments[n] for n in whole))
+        new = [one for one in anew if one is not None]
+        more = s.indexes.replace(base.state, root._replace(items=items), segments, range(len(items)), new)
+        return [*refs[:-1], *more]
+
+    def _taken(self, base: State, decided: State) -> Agreed:
+        """Notes that this version was agreed, and loads it."""
+        s = self.s
+        if s.base_state().hash == base.hash and not s.db.has(UNFINISHED_KEY):
+            s.db.set(BASE_KEY, decided)
+        s.db.set(JOURNAL_KEY, None)
+        return s.load(decided)
+
     def _propose(self, base: Agreed, change: Change) -> tuple[bool, Agreed]:
         """Has a version agreed on this base. -> whether it was, and the newest state."""
         s = self.s
         decided = agreement.propose(s, base.state, change)
         if not decided.mine:
             return False, agreement.newest(s)
-        if s.base_state().hash == base.state.hash and not s.db.has(UNFINISHED_KEY):
-            s.db.set(BASE_KEY, decided.state)
-        s.db.set(JOURNAL_KEY, None)
-        return True, s.load(decided.state)
+        return True, self._taken(base.state, decided.state)
 
     # --- packing anew
 
@@ -357,16 +430,10 @@ class _Collection:
         )
 
 
-def _all_named(walk: Generator[Needs, Bytes, None], base: Agreed) -> Generator[Needs, Bytes, None]:
-    """The same walk. `DamagedError` where it asks for what the index does not name, though it may be cached here."""
-    needs = next(walk, None)
-    while needs is not None:
-        if lost := sum(i not in base.index for i in needs[1]):
-            raise DamagedError(f"{lost:,} directories or versions are in no pack that is agreed")
-        try:
-            needs = walk.send((yield needs))
-        except StopIteration:
-            return
+def _new_items(newer: Agreed, older: Agreed) -> list[int]:
+    """The numbers of the segments of an index that another one does not have."""
+    there = {item.ref.hash for item in older.root.items}
+    return [n for n, item in enumerate(newer.root.items) if item.ref.hash not in there]
 
 
 def _take(contents: Contents, ids: list[bytes], upload: Upload) -> None:
@@ -386,54 +453,3 @@ def _others_were_faster() -> WorkspaceError:
     return WorkspaceError(
         f"others pushed {LOST_ROUNDS_MAX} times while garbage was collected; nothing is lost", next_step="Run again."
     )
-
-
-def _line(s: Session, base: Agreed, retained: Retained, contents: Contents) -> Iterator[tuple[int, bytes, Snapshot]]:
-    """The pushes that are kept, the newest first: version, id and snapshot of each."""
-    ids: list[bytes] = []
-    if base.state.master != ZERO_HASH:
-        ids = [i for i in base.index.ids(ObjectKind.SNAPSHOT) if s.db.get_object(i) is None]
-    for start in range(0, len(ids), SNAPSHOTS_TOGETHER):
-        contents.load(ObjectKind.SNAPSHOT, ids[start : start + SNAPSHOTS_TOGETHER])
-    current = base.state.master
-    while current != ZERO_HASH and (current in base.index or current == base.state.master):
-        snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [current])[current])
-        v = version_of(snapshot)
-        yield v, current, snapshot
-        current = _before(snapshot, v, retained)
-
-
-def _before(snapshot: Snapshot, v: int, retained: Retained) -> bytes:
-    """The snapshot of the push before version `v` that is kept; zeros: there is none."""
-    gap = retained.over(v - 1) if v else None
-    return gap.below if gap is not None else next(iter(snapshot.parents), ZERO_HASH)
-
-
-def _check_unknown(oldest: int, readable: int, policy: Keep, retained: Retained) -> None:
-    """`DamagedError` unless all goes that is older than the oldest version whose snapshot can be read.
-
-    Which versions these are nobody knows, nor what they need.
-    """
-    named = [n.name for n in retained.named if n.version < oldest]
-    if not named and policy == Keep(last=policy.last) and 0 < policy.last <= readable:
-        return
-    what = f", such as {named[0]!r}" if named else ""
-    raise DamagedError(
-        f"the version before {oldest} is in no pack, so that what older ones need is not known{what}; "
-        "nothing was deleted",
-        next_step="`metasync check --repair` on a device that knows it brings it back. "
-        + (f"`--keep-last {readable}` gives the older versions up, once none of them has a name." if readable else ""),
-    )
-
-
-def _check_order(pushes: list[tuple[int, bytes, int]]) -> None:
-    """`WorkspaceError` unless versions descend: a policy must not drop one in the name of another."""
-    above, newer = 1 << 64, ""
-    for v, snapshot_id, _ in pushes:
-        here = f"snapshot {snapshot_id.hex()[:12]} says that it is version {v}"
-        if not 0 < v < above:
-            raise WorkspaceError(
-                f"{newer or here}, and cannot be, by what comes before it; no version was dropped",
-                next_step="`metasync gc` without a policy deletes what no version needs.",
-            )
-        above, newer = v, here

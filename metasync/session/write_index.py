@@ -76,6 +76,11 @@ class AgreedIndexes:
                 pass
             raise e
 
+    def opened(self, ref: Ref) -> tuple[IndexRoot, Index]:
+        """The index of this name, with its root."""
+        root = pack_index.decode_root(self._fetched([ref])[0])
+        return root, self._of_root(root)
+
     def names_of(self, ref: Ref) -> set[Ref]:
         """The records that an index consists of: its root, and the segments that have records of their own."""
         if ref.hash == ZERO_HASH:

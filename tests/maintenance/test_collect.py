@@ -14,7 +14,7 @@ from metasync.codec import u64
 from metasync.consensus import JOURNAL_KEY, NOTHING, Change
 from metasync.errors import DamagedError, FullError, UsageError, WorkspaceError
 from metasync.local.spill import IdSet
-from metasync.maintenance import collect, sweep
+from metasync.maintenance import collect, line, sweep
 from metasync.objects.model import VERSION_TAG, ObjectKind, Snapshot, encode_snapshot
 from metasync.objects.reach import mark
 from metasync.session import agreement
@@ -83,7 +83,7 @@ def all_is_there(w: Workspace) -> None:
         contents = s.contents(newest)
         index = newest.index
         s.db._execute("DELETE FROM objects WHERE kind < 6")
-        roots = [i for _, i, _ in collect._line(s, newest, retained, contents)]
+        roots = [i for _, i, _ in line.line(s, newest, retained, contents)]
         assert set(roots) <= set(index.ids(ObjectKind.SNAPSHOT))
         needed = IdSet()
         contents.walk(mark(index.ids(ObjectKind.SNAPSHOT), needed, index.__contains__))
@@ -342,6 +342,63 @@ def test_a_large_file_that_a_push_reuses_keeps_all_its_parts(
     other.push()
     all_is_there(other)
     assert w.read("again") == large
+
+
+def test_pushes_without_a_pause_are_followed(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each proposal of the fence loses against a push, four times: only the first base is looked at as a whole."""
+    looks: list[int] = []
+    pushed = iter(range(4))
+    real_look, real_change = collect._Collection.look, collect._Collection._change
+
+    def change(self: collect._Collection, found: Any) -> Any:
+        out = real_change(self, found)
+        if (n := next(pushed, None)) is not None:
+            write(two.directory, {"new": noise(60 + n), f"new{n}": noise(70 + n)})
+            if n == 2:
+                (two.directory / "new0").unlink()
+            two.push()
+        return out
+
+    monkeypatch.setattr(collect._Collection, "_change", change)
+    monkeypatch.setattr(collect._Collection, "look", lambda *a, **o: looks.append(1) or real_look(*a, **o))
+    report = six.gc(LAST)
+    assert next(pushed, None) is None
+    assert len(looks) == 1
+    assert (report.kept, report.dropped) == (5, 5)
+    all_is_there(six)
+    nothing_else_is_there(six, lab)
+    assert [i.version for i in six.log()][-1] == 6
+    third = lab.clone(lab.urls(*STORES), device="third")
+    assert (third.read("new"), third.read("new0", "9"), third.read("f")) == (noise(63), noise(70), noise(106))
+
+
+def test_a_repair_between_two_fences_is_no_push(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a lost pack out of the index: what the attempt before had stored names that, and is not used."""
+    real, done = collect._Collection._change, []
+
+    def change(self: collect._Collection, found: Any) -> Any:
+        out = real(self, found)
+        if not done:
+            done.append(1)
+            with two._session("test") as s:
+                index = agreement.newest(s).index
+                names = {record.name.hex() for record, _ in index.find(s.ids.blob(noise(6)))}
+            for store in STORES:
+                for path in lab.objects(store, "packs"):
+                    if path.name in names:
+                        path.unlink()
+            assert two.check(repair=True).repaired
+        return out
+
+    monkeypatch.setattr(collect._Collection, "_change", change)
+    six.gc(LAST)
+    assert done
+    all_is_there(six)
+    nothing_else_is_there(six, lab)
 
 
 def test_a_fence_between_a_push_and_its_base_has_it_store_again(
@@ -908,8 +965,8 @@ def test_what_lost_objects_lead_to_is_not_collected(six: Workspace, two: Workspa
     """What a lost directory has, or versions before a lost snapshot, nobody knows: nothing is deleted."""
 
     def gone(s: Session, base: Agreed) -> set[bytes]:
-        line = {v: (i, snapshot) for v, i, snapshot in collect._line(s, base, Retained(), s.contents(base))}
-        return {line[3][1].root if what == "directory" else line[3][0]}
+        found = {v: (i, snapshot) for v, i, snapshot in line.line(s, base, Retained(), s.contents(base))}
+        return {found[3][1].root if what == "directory" else found[3][0]}
 
     ids = unnamed(two, gone)
     for w in (six, two):
@@ -933,7 +990,7 @@ def test_a_lost_snapshot_before_which_a_version_has_a_name_stops_it(six: Workspa
     two.pull()
 
     def gone(s: Session, base: Agreed) -> set[bytes]:
-        return {next(i for v, i, _ in collect._line(s, base, Retained(), s.contents(base)) if v == 3)}
+        return {next(i for v, i, _ in line.line(s, base, Retained(), s.contents(base)) if v == 3)}
 
     unnamed(two, gone)
     with pytest.raises(DamagedError, match="draft"):
@@ -948,7 +1005,7 @@ def test_the_mark_looks_at_nothing_twice(six: Workspace) -> None:
         newest = agreement.newest(s)
         contents = s.contents(newest)
         retained = s.indexes.retained(newest.state)
-        roots = [i for _, i, _ in collect._line(s, newest, retained, contents)]
+        roots = [i for _, i, _ in line.line(s, newest, retained, contents)]
         asked: list[bytes] = []
         load = contents.load
 
