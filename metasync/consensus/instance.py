@@ -121,6 +121,18 @@ class Instance:
         others = [held for (rnd, x), held in votes.items() if x != value and rnd < won and self.is_earned(rnd)]
         return max(others, default=-len(self.acceptors)) + self._unread() < self.quorum
 
+    def is_bound(self, value: State) -> bool:
+        """True when all that this value's votes lack for a quorum are acceptors that were emptied, and nothing that was
+        read has a vote for another one: every quorum that is left then has one of its votes, which binds proposers.
+
+        An acceptor that does not answer now is none that was emptied.
+        """
+        votes = [vote for log in self._counted(births=True) for vote in log.votes.items() if self.is_earned(vote[0])]
+        lost = sum(bool(a.memory.replaced) and not a.memory.tombstone for a in self.acceptors.values())
+        held = max(Counter(rnd for rnd, x in votes if x == value).values(), default=0)
+        enough = held > 0 and held + lost >= self.quorum and self._unread() < self.quorum
+        return enough and all(x == value for _, x in votes)
+
     def _unread(self) -> int:
         """How many logs may hold votes that were not seen."""
         return sum(not (a.born and a.ended) for a in self.acceptors.values()) + self.config.f
@@ -275,6 +287,8 @@ def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQu
         step = f"free space on {', '.join(full)}, then run again"
     if barred:
         step = next(iter(barred.values())).next_step
+        if away:  # what they hold may be all that it lacks
+            step = f"run again when {' and '.join(sorted(away))} answers, or clone into a new folder; or {step}"
     if not m.links.keys() & instance.acceptors.keys():
         step = (
             "this device knows a way to none of the backends of today. Ask for a new invitation, or clone anew;"

@@ -26,7 +26,6 @@ from metasync.runtime.effects import Gather, Now, Task
 
 LOOK_S: Final = 2.0  # for the logs of one version
 WINDOW: Final = 64  # versions whose logs are read side by side
-WAY_IS_PROVEN = False  # consensus.md, rule 1.8, "The versions on the way": not in force, see there
 FIRST: Final = 2  # entries of each: PREPARE and ACCEPT, or the ACCEPT of an owner
 
 Enter = Callable[..., Task]  # as in `learner`
@@ -219,7 +218,7 @@ def jump(
             if (yield from _begins_here(m, instance, entry.base)):
                 state: State = yield from _last_under(m, instance, current, entry.base)
                 if (yield from _may_be_decided(m, enter, instance, current, state)):
-                    if not (certain and WAY_IS_PROVEN):
+                    if not certain:
                         return state
                     return (yield from _borne_out_to(m, enter, instance, state, shown.values()))
             elif (digest := (yield from other_at(m, instance, entry.base))) is not None:
@@ -378,12 +377,21 @@ def _replayed(
     open_yet = [at for at, state in zip(ats, states, strict=False) if at.decided() != state]
     yield Gather({str(at.v): look_around(m, at, LOOK_S, everybody=True) for at in open_yet})
     for at, state in zip(ats, states, strict=False):
-        if at.decided() != state:
+        if at.decided() != state and not (at.is_bound(state) and not _can_finish(m, at)):
             if not at.may_decide(state):
                 why = f"it goes on from a version {state.v} ({state.fingerprint}) that the backends do not bear out"
                 m.void_values.update(dict.fromkeys(((device, state.v) for device in tellers), why))
             return at.base
     return states[len(ats) - 1]
+
+
+def _can_finish(m: Participant, at: Instance) -> bool:
+    """True when enough acceptors of a version take messages of this device: in block form only from devices of the set.
+
+    A new device can never finish the versions before it was taken in, where blocks vote.
+    """
+    admitted = at.devices.get(m.identity.device_id) is not None
+    return sum(admitted or view.form == "log" for view in at.acceptors.values()) >= at.quorum
 
 
 def _glance(ats: Sequence[Instance]) -> Task:

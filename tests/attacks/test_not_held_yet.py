@@ -17,17 +17,6 @@ from metasync.consensus.records.entry import Kind
 
 
 @SIZES
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the rule that proves the way is not in force")
-def test_a_history_that_one_device_voted_for_alone_leads_no_sleeper_astray(n: int, f: int) -> None:
-    """A device makes up versions on top of the newest one, with all votes but for the first of them."""
-    p = Place(n, f)
-    y = p.push(p.honest, p.x, b"y")
-    invented(p, y, 9, [p.ws.genesis, p.x])
-    p.forger.tell(y, "a", Kind.PREPARE, p.forger.round(1))
-    assert p.world.do(p.group(3, 1).get_recent(p.ws.genesis), {}) == y
-
-
-@SIZES
 @pytest.mark.parametrize("known", [0, 1, 2], ids=["from the genesis", "one behind", "at the newest"])
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="a floor counts though the logs below it are there")
 def test_floors_and_hints_of_a_made_up_history_lead_nobody_astray(

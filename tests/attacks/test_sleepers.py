@@ -2,9 +2,6 @@
 
 It goes on from an agreed version that nobody has passed yet, and gives every state of its own all the votes but the
 first. Those who know the agreed version stay there. Whoever jumps over that place would go on where nobody else is.
-
-The rule against it is not in force (`leaps.WAY_IS_PROVEN`): these tests put it there. What happens without it is
-told in `test_not_held_yet`.
 """
 
 from __future__ import annotations
@@ -15,16 +12,13 @@ from paxos_world import change
 from test_other_histories import SIZES, invented, liar_of
 from test_votes import Place
 
-from metasync.consensus import Group, State, leaps
+from metasync.config import Form
+from metasync.consensus import Group, State
 from metasync.consensus.objects import seal_object
 from metasync.consensus.records.entry import Kind
+from metasync.errors import NoQuorumError
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
-
-
-@pytest.fixture(autouse=True)
-def in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaps, "WAY_IS_PROVEN", True)
 
 
 def made_up(p: Place, base: State, length: int) -> list[State]:
@@ -149,3 +143,63 @@ def test_where_one_backend_lacks_many_versions_and_another_is_away() -> None:
     after = p.world.do(p.group(6, 1).propose(found, lambda: change(b"z" * 16)), {}).state
     p.world.down = set()
     assert p.world.do(p.honest.get_recent(state), p.disk) == after
+
+
+BLOCKS: dict[str, Form] = {"a": "block", "b": "block", "d": "block"}
+
+
+def newcomer(p: Place, number: int) -> Group:
+    """A device that no version admits yet: where blocks vote, it cannot finish what is open."""
+    if len(p.ws.identities) == 3:
+        p.ws.identities.append(new_device("late", p.world.rng.randbytes(DEVICE_ENTROPY_BYTES)))
+    late = p.ws.identities[3].certified(p.ws.admin, p.ws.keys.ns_id)
+    return p.ws.group(bytes([number]) * 16, 3, certificate=late.encode())
+
+
+def half_lost(*, emptied: str = "", down: str = "") -> tuple[Place, State]:
+    """b was away while three versions were agreed, and is there for one more; then d is emptied, or away. -> what is
+    newest."""
+    p = Place(4, forms=BLOCKS)
+    p.world.down = {"b"}
+    state = p.x
+    for op in range(3):
+        state = p.push(p.honest, state, bytes([100 + op]))
+    p.world.down = set()
+    for name in emptied:
+        p.world.stores[name].clear()
+    state = p.push(p.honest, state, b"n")
+    p.world.down = set(down)
+    return p, state
+
+
+def test_a_new_device_where_blocks_vote_passes_versions_that_an_emptied_backend_had_decided() -> None:
+    """The votes that are left bind whoever could still propose there."""
+    p, newest = half_lost(emptied="d")
+    assert p.world.do(newcomer(p, 20).get_recent(p.ws.genesis), {}) == newest
+    assert p.world.do(p.group(21, 1).get_recent(p.ws.genesis), {}) == newest
+
+
+def test_a_backend_that_is_away_excuses_nothing() -> None:
+    """It may hold what tells, so a new device waits for it. Who belongs to the workspace finishes the versions."""
+    p, newest = half_lost(down="d")
+    with pytest.raises(NoQuorumError, match="d: ") as told:
+        p.world.do(newcomer(p, 20).get_recent(p.ws.genesis, deadline_s=5.0), {})
+    assert "run again when d answers" in told.value.next_step
+    assert p.world.do(p.group(21, 1).get_recent(p.ws.genesis), {}) == newest
+
+
+@pytest.mark.parametrize("voted", ["", "a"])
+def test_a_new_device_is_led_past_no_version_by_a_liar_though_a_backend_was_emptied(voted: str) -> None:
+    """A device makes up versions after the newest. For the first of them it has no votes, or too few even with d."""
+    p = Place(4, forms=BLOCKS)
+    y = p.push(p.honest, p.x, b"y")
+    lies = made_up(p, y, 9)
+    p.forger.tell(y, "abc", Kind.PREPARE, p.forger.round(1))
+    p.forger.tell(y, voted, Kind.ACCEPT, p.forger.round(1), lies[0])
+    p.world.stores["d"].clear()
+    try:
+        found = p.world.do(newcomer(p, 20).get_recent(p.ws.genesis, deadline_s=5.0), {})
+    except NoQuorumError:
+        assert voted
+    else:
+        assert not voted and found == y

@@ -45,7 +45,7 @@ class Calm:
             for client in clients:
                 client.opened(actor)
                 client.link(actor, client.rng())
-                op = client.operate(actor, Step("sync", number), client.rng())
+                op = client.operate(actor, Step("sync", number, stays=True), client.rng())
                 lacks_a_way = client.lacks_a_way  # who slept learns of one backend after the other
                 client.close()
                 if op.outcome != "ok" and self._lacks_a_hint(op):
