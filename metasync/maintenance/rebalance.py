@@ -40,6 +40,7 @@ from metasync.transfer.copies import Place
 from metasync.transfer.estimates import Direction
 from metasync.transfer.moving import Brought, bring
 
+MOVED_AT_ONCE_BYTES: Final = 64 << 20  # of packs in memory: with fewer, lines that are all slow wait for each other
 PACKS_IN_PASSING: Final = 4  # by a push that ends soon: what is under way then is lost
 NOTE_EVERY_S: Final = 1.0  # what was verified and not noted yet is verified again after a kill
 PHASE: Final = "move"
@@ -169,7 +170,7 @@ class Mover:
         while running or following is not None:
             held = sum(p.size for p in running.values())
             while following is not None and len(running) < at_once:
-                if held and held + following.size > late_copies.AT_ONCE_BYTES:
+                if held and held + following.size > MOVED_AT_ONCE_BYTES:
                     break
                 if self.ends is not None and not self._arrives(following, held):
                     following = None
