@@ -190,9 +190,9 @@ class Workspace:
         with self._operation("check --repair") if repair else self._session("check") as s:
             return check.check(s, agreement.newest(s), read_data=read_data, repair=repair)
 
-    def scrub(self, *, full: bool = False) -> reports.ScrubReport:
+    def scrub(self, *, full: bool = False, read_bytes_max: int | None = None) -> reports.ScrubReport:
         """Looks at what the backends list, and mends; `full`: also at those that are not due: `maintenance.scrub`."""
-        return scrubbing.scrub(self._work, full=full)
+        return scrubbing.scrub(self._work, full=full, read_bytes_max=read_bytes_max)
 
     def backends(self) -> list[reports.BackendState]:
         """The workspace's backends, and how each fares as seen from this device now."""

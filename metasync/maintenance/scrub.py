@@ -60,14 +60,16 @@ KEEPERS: Final = 2  # backends next to one on the ring that are tried with its r
 LATER_NS: Final = 3600 * 10**9  # a look that is noted further in the future was noted by a wrong clock
 
 
-def scrub(work: Operations, *, full: bool = False) -> ScrubReport:
+def scrub(work: Operations, *, full: bool = False, read_bytes_max: int | None = None) -> ScrubReport:
     """Looks at all backends, and mends what is found: see `Workspace.scrub`.
 
-    The folder's lock is held for the mending alone, so pushes go on beside a long listing.
+    `read_bytes_max`: about so much is read of copies whose turn it is, the rest in later scrubs. The folder's lock
+    is held for the mending alone, so pushes go on beside a long listing.
     """
     with work.session("scrub") as s:
         days = int(settings.read(work.settings_path).values.get(SCRUB_DAYS, READ_DAYS))
         found = _Scrub(s, full=full, read_ns=days * DAY_NS)
+        found.read_bytes_max = read_bytes_max
         found.look()
         if not found.findings:
             return found.report(None)
@@ -83,6 +85,7 @@ class _Scrub:
         self.s = s
         self.full = full
         self.read_ns = read_ns
+        self.read_bytes_max: int | None = None
         self.read = self.bytes_read = 0
         self.state: State | None = None
         self.heard: list[Heard] = []
@@ -304,6 +307,10 @@ class _Scrub:
                     self.records[key] = p
                     self.doubted.add(key)
                     h.wrong.setdefault(partition_of(p.name, t.placement.partitions), []).append(key)
+            if self.read_bytes_max is not None and self.bytes_read >= self.read_bytes_max:
+                done = min(span, some[-1][0] + 1)
+                now, span = h.look.read_ns + elapsed * done // span, done
+                break
         h.look = h.look._replace(read_to=(h.look.read_to + span) % inventory.CIRCLE, read_ns=now)
         h.is_begun = h.is_to_tell = True
 

@@ -487,3 +487,17 @@ def test_another_device_goes_on_where_one_has_read(lab: Lab) -> None:
     later_to_read(other, 90)
     later(other, 2)
     assert other.scrub().read == 0, "it was read by the first"
+
+
+def test_what_is_read_at_once_can_be_bounded_and_later_scrubs_go_on(lab: Lab) -> None:
+    w = pushed(lab)
+    w.scrub()
+    later_to_read(w, 90)
+    forget_records(lab)
+    read = []
+    for _ in range(30):
+        read.append(w.scrub(read_bytes_max=15_000).read)
+        if not read[-1]:
+            break
+    assert len(read) > 2
+    assert sum(read) == sum(len(packs_of(lab, name)) for name in NAMES), read
