@@ -1,0 +1,221 @@
+"""What a group keeps and passes on between its operations, and where it asks and stores first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from forger_kit import Forger
+from paxos_world import change
+from test_counting import Logs
+
+from metasync.consensus import Ref, State, group, participant
+from metasync.consensus.group import CONSTS_KEPT, _fault_after
+from metasync.consensus.objects import Copy, const_path, created, get_anywhere
+from metasync.consensus.participant import (
+    OBJECTS_KEPT,
+    OP_TIMEOUT_S,
+    STATES_CACHED,
+    Remembered,
+    Standing,
+    decode_memory,
+    encode_memory,
+)
+from metasync.consensus.records.entry import Kind, Seen, entry_path, open_entry, seal_entry
+from metasync.errors import BackendError, FormatError, UnreachableError
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
+from metasync.runtime.effects import Reply, Task
+
+
+class One:
+    """Device 1 of a workspace on three logs."""
+
+    def __init__(self) -> None:
+        self.logs = Logs()
+        self.world, self.ws, self.base = self.logs.world, self.logs.ws, self.logs.base
+        self.group = self.ws.group(b"p" * 16, 1, links=dict(self.ws.links))
+        self.m = self.group.participant
+        self.ids = [self.ws.acceptor_of(name) for name in "abc"]
+
+    def do(self, task: Task) -> Any:
+        return self.world.do(task, {})
+
+    def push(self, base: State) -> State:
+        state: State = self.do(self.group.propose(base, lambda: change(b"%16d" % base.v))).state
+        self.world.run()
+        return state
+
+    def requests(self) -> int:
+        return sum(len(requests) for requests in self.world.requests.values())
+
+
+@pytest.fixture
+def one() -> One:
+    return One()
+
+
+def test_before_its_first_look_it_has_heard_nobody(one: One) -> None:
+    one.group.forget_heard()
+    assert one.group.heard == frozenset()
+    assert not one.group.hears_news
+    one.do(one.group.get_recent(one.base))
+    assert not one.group.hears_news
+    one.logs.prepare("abc", 1)
+    one.do(one.group.get_recent(one.base))
+    assert one.group.hears_news
+    assert one.group.heard == {*"abc"}
+    one.group.forget_heard()
+    assert one.group.heard == frozenset()
+
+
+def test_a_root_that_rides_without_a_value_is_nobodys(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may put one into a message that names no index."""
+    monkeypatch.setattr(participant, "root_in", lambda _: (bytes(32), b"root"))
+    entry: Any = SimpleNamespace(value=None)
+    one.m.take_root(entry)
+    assert one.m.riding == {}
+
+
+def test_an_incarnation_has_its_length(one: One) -> None:
+    with pytest.raises(ValueError, match="incarnation"):
+        one.ws.group(b"short")
+
+
+def test_who_wrote_a_version_is_told_by_its_own_signature_alone(one: One) -> None:
+    state = one.push(one.base)
+    me, other = one.ws.identities[1], one.ws.identities[2]
+
+    def writer() -> bytes | None:
+        found: bytes | None = one.do(one.group.writer_of(one.base, state, deadline_s=5.0))
+        return found
+
+    first = {name: entry_path(one.ws.keys, 1, 0, a, 1, 0) for name, a in zip("abc", one.ids, strict=True)}
+    kept = {name: one.world.stores[name][path] for name, path in first.items()}
+    del one.world.stores["a"][first["a"]]
+    assert writer() == me.device_id
+    for name, a in zip("abc", one.ids, strict=True):  # a member in the name of another
+        signed = open_entry(one.ws.keys, kept[name], ns_id=one.base.ns_id, era=0, epoch=1, acceptor_id=a, v=1, idx=0)
+        one.world.stores[name][first[name]] = seal_entry(one.ws.keys, signed.entry, other.sign_private, bytes(32))
+    assert writer() is None
+    stranger = new_device("new", one.world.rng.randbytes(DEVICE_ENTROPY_BYTES))
+    one.ws.identities.append(stranger)
+    for name in "abc":
+        del one.world.stores[name][first[name]]
+    forger = Forger(one.world, one.ws, len(one.ws.identities) - 1, state.writer)
+    forger.tell(one.base, "abc", Kind.PREPARE, forger.round(1))
+    assert writer() is None
+
+
+def test_an_index_root_that_rode_in_a_vote_is_not_asked_for(one: One) -> None:
+    one.m.riding = {b"r" * 32: b"the root"}
+    assert one.do(one.group.get_meta(Ref(1, b"r" * 32))) == b"the root"
+    assert not one.requests() or all(op.kind == "create" for ops in one.world.requests.values() for op in ops)
+
+
+def test_what_is_kept_is_bounded(one: One) -> None:
+    for n in range(max(CONSTS_KEPT, OBJECTS_KEPT, STATES_CACHED) + 3):
+        one.group._keep_const(b"%32d" % n, b"data")
+        one.m.keep_object(b"%32d" % n, b"data")
+        one.m.remember_state(replace(one.base, v=n))
+    assert (len(one.group._consts), len(one.m.objects), len(one.m.states)) == (CONSTS_KEPT, OBJECTS_KEPT, STATES_CACHED)
+
+
+def test_a_memory_of_more_acceptors_than_any_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_memory(Remembered(1, Seen(bytes([n]) * 16, 1, 0, b"h" * 32)) for n in range(3))
+    assert len(decode_memory(data)) == 3
+    monkeypatch.setattr(participant, "MEMORY_MAX", 2)
+    with pytest.raises(FormatError, match="too many"):
+        decode_memory(data)
+
+
+def test_a_hint_is_written_at_once_where_that_is_asked(one: One) -> None:
+    state = replace(one.logs.x, v=3)
+    assert one.do(one.group.write_hint(one.base, state)) == 0
+    assert one.do(one.group.write_hint(one.base, state, now=True, everywhere=True)) == 3
+
+
+def test_who_answers_again_is_well_again(one: One) -> None:
+    one.m.standings["a"] = Standing("down", "timed out")
+    one.world.down = {"b"}
+    births = one.do(one.group.read_births(one.base))
+    assert {name: standing.kind for name, standing in births.items()} == {"a": "ok", "b": "down", "c": "ok"}
+
+
+def test_who_was_well_is_asked_first_and_everybody_once(one: One) -> None:
+    linked = one.group._linked()
+    assert len(linked) == 3
+    one.m.standings = {linked[0][1]: Standing("ok")}
+    assert one.group._linked() == linked
+    one.m.standings = {linked[0][1]: Standing("down")}
+    assert one.group._linked() == [*linked[1:], linked[0]]
+
+
+def test_what_entries_carried_is_not_asked_for(one: One) -> None:
+    state = replace(one.logs.x, config=b"c" * 32, devices=b"d" * 32)
+    instance = one.do(one.group.enter(one.base))
+    instance.rules.objects.update({state.config: b"sealed config", state.devices: b"sealed devices"})
+    instance.rules.configs[state.config] = one.ws.config
+    instance.rules.device_sets[state.devices] = one.ws.devices
+    before = one.requests()
+    assert one.do(one.group.enter(state)).config == one.ws.config
+    assert one.requests() == before
+    assert one.m.objects == {state.config: b"sealed config", state.devices: b"sealed devices"}
+    assert {*one.group._consts} >= {state.config, state.devices}
+
+
+def test_who_begins_at_a_later_epoch_has_no_change_of_keys_to_fence(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    def followed(m: Any, *_: object) -> Task:
+        yield from ()
+        return m.keys
+
+    monkeypatch.setattr(group, "follow_keys", followed)
+    one.do(one.group.enter(replace(one.base, epoch=2)))
+    assert one.group.unfenced == []
+
+
+def test_a_root_that_was_emptied_or_rolled_back_holds_no_copy(one: One) -> None:
+    for fault in ("replaced", "rolled_back"):
+        memory = one.m.acceptors[one.ids[0]]
+        setattr(memory, fault, "it shows another past")
+        digest = one.do(one.group.put_const(one.base, fault.encode()))
+        one.world.run()
+        there = [const_path(a, digest.hex()) in one.world.stores[name] for name, a in zip("abc", one.ids, strict=True)]
+        assert there == [False, True, True]
+        setattr(memory, fault, "")
+
+
+def test_a_state_far_ahead_has_no_older_policy() -> None:
+    def devices(sequence: int, says: str = "") -> Any:
+        return SimpleNamespace(policy=SimpleNamespace(sequence=sequence, says=says))
+
+    known = devices(3)
+    before: Any = SimpleNamespace(base=SimpleNamespace(v=5), devices=known)
+    ahead: Any = SimpleNamespace(v=9)
+    assert _fault_after(None, ahead, devices(1)) == ""
+    assert _fault_after(before, before.base, devices(1)) == ""
+    assert _fault_after(before, ahead, known) == ""
+    assert _fault_after(before, ahead, devices(4)) == ""
+    assert "older" in _fault_after(before, ahead, devices(2))
+    assert "older" in _fault_after(before, ahead, devices(3, "another"))
+
+
+# ---- objects
+
+
+def test_what_is_there_and_cannot_be_read_is_not_judged(one: One) -> None:
+    one.world.stores["a"]["x/genesis"] = b"other"
+    one.world.liars["a"] = lambda _, op, store: (
+        Reply(error=UnreachableError("busy")) if op.kind == "get" else store.do(op)
+    )
+    with pytest.raises(BackendError, match="busy"):
+        one.do(created("a", "x/genesis", b"mine", lambda data: data.startswith(b"o")))
+
+
+def test_a_copy_that_is_slow_holds_up_no_other(one: One) -> None:
+    one.world.stores["b"]["x"] = b"data"
+    one.world.stuck = {"a"}
+    copies = [Copy(name, "x", bytes) for name in "ab"]
+    assert one.do(get_anywhere(copies, 100, "an object")) == b"data"
+    assert one.world.now < OP_TIMEOUT_S / 2
