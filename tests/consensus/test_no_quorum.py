@@ -30,6 +30,10 @@ FULL = Standing("full", "no space")
         ({}, "run again when the backends are reachable"),
         ({"a": DOWN, "c": OK}, "run again when the backends are reachable"),
         ({"a": DOWN, "b": REFUSED, "c": OK}, "Log in anew. Then run again."),
+        (
+            {"a": Standing("poisoned", "rubbish", "Look at it."), "c": OK},
+            "run again when the backends are reachable",
+        ),
         ({"a": FULL, "b": FULL, "c": OK}, "free space on a, b, then run again"),
         (
             {"a": DOWN, "b": DOWN, "c": OK},
@@ -60,3 +64,12 @@ def test_the_reasons_are_named_once_and_of_who_fares_well_there_is_none() -> Non
     error = told({"a": Standing("down", "a: timed out"), "b": OK, "c": Standing("full")})
     assert error.message.endswith("no quorum of 2 of 3 backends (a: timed out; c: full)")
     assert told({}).message.endswith("no quorum of 2 of 3 backends in time")
+
+
+def test_a_version_that_was_ended_on_too_many_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Instance, "ended", lambda _: {"a": "its last round is taken"})
+    assert "cannot be agreed any more" not in told({"b": DOWN}).message
+    monkeypatch.setattr(Instance, "ended", lambda _: dict.fromkeys("ab", "its last round is taken"))
+    error = told({})
+    assert "cannot be agreed any more" in error.message
+    assert "metasync recover" in error.next_step
