@@ -378,7 +378,8 @@ class _Scrub:
     def mended(self, s: Session) -> ScrubReport:
         """Makes whole what was found, and looks at that again."""
         agreed, found = agreement.newest(s), self.looked.problems
-        left = [f for f in self.findings if f.record.id in agreed.index.packs()]
+        packs = agreed.index.packs()  # made anew at each call
+        left = [f for f in self.findings if f.record.id in packs]
         repaired, agreed = repair(s, agreed, left, nowhere=False)
         packs = agreed.index.packs()
         self._look_at(s, agreed, [f.record for f in left if f.record.id in packs])
