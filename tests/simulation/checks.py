@@ -109,7 +109,7 @@ def nobody_blamed(clients: Iterable[Client], stores: Mapping[str, Store]) -> Non
 def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness: Witness) -> None:
     """All that versions name can be read from the stores, and all that users wrote is somewhere."""
     clients = [c for c in clients if not c.gone]
-    library = Library(witness.keys, stores)
+    library = Library(witness.keys, stores, witness.stocks)
     state = witness.newest
     known = library.contents_of(state) if state.master != ZERO_HASH else set()
     for client in clients:

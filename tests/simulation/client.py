@@ -265,8 +265,9 @@ class Client:
             or step.agitate
             or self.agreed.forks
             or self.world.counts["era leaves versions behind"]
+            or self.world.counts["versions dropped"]
         ):
-            return  # with an old past shown, or a new era begun before what was pushed, others push it anew
+            return  # an old past was shown, a new era begins before what was pushed, or the base's tree may be gone
         tree = tree_of(self.volume)
         for path in op.conflicts:
             here = tree.get(path)
@@ -347,10 +348,20 @@ def _repair(w: Workspace, op: Operation, step: Step) -> None:
 
 
 def _gc(w: Workspace, op: Operation, step: Step) -> None:
-    """Takes away what no version needs. No version is dropped: the witness reads all of them."""
-    report = w.gc(Keep(last=1 << 20))
+    """Takes away what no version needs, with some of the versions, or none."""
+    last = step.seed % 7
+    report = w.gc(Keep(last=last if last > 1 else 1 << 20))
     op.version = report.version
     op.notes += ["garbage deleted"] * any(freed.packs for freed in report.freed)
+    op.notes += ["versions dropped"] * bool(report.dropped) + ["packed anew"] * bool(report.packed_anew)
+
+
+def _tag(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    """Names the version that the folder is at, or one before."""
+    version = w.status().version
+    if version > 1:
+        w.tag(str(version - step.seed % 2), f"t{step.seed % 1000}")
+        op.notes.append("tagged")
 
 
 def _clone(w: Workspace, op: Operation, step: Step) -> None:
@@ -364,10 +375,17 @@ def _unlinked(w: Workspace) -> list[str]:
 
 
 def _link(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    """Tells the ways to all that lack one; of which one is emptied keeps nobody from the others."""
+    failed: UsageError | None = None
     for name in _unlinked(w):
         if (store := agreed.store_of(w, name)) is not None:
-            w.link(name, url_of(store))
-            op.notes.append("linked")
+            try:
+                w.link(name, url_of(store))
+                op.notes.append("linked")
+            except UsageError as e:
+                failed = e
+    if failed is not None:
+        raise failed
 
 
 def _change_backends(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
@@ -391,6 +409,8 @@ def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
         return None if spare is None else w.backend_add(url_of(spare) + role, passphrase=PASSPHRASE)
     if step.kind == "rename":
         return w.backend_set(name, new_name=f"n{step.seed % 1000}")
+    if step.kind == "copies":
+        return w.set_copies(2 + step.seed % 2, passphrase=PASSPHRASE)
     if step.kind == "promote":
         return w.backend_set(name, role="both", passphrase=PASSPHRASE)
     if not agreed.may_leave(name):
@@ -446,6 +466,8 @@ CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
     "remove": _change_backends,
     "rename": _change_backends,
     "promote": _change_backends,
+    "copies": _change_backends,
+    "tag": _tag,
     "demote": _change_backends,
     "rotate": _rotate,
     "revoke": _revoke,

@@ -82,6 +82,7 @@ class Store:
         default_factory=dict
     )  # client -> what it is shown, and may write, alone
     landed: Callable[[Store, str, bytes], None] = lambda store, path, data: None
+    deleting: Callable[[Store, str], None] = lambda store, path: None  # told of every object that is about to go
 
     @functools.cached_property
     def identity(self) -> bytes:
@@ -202,8 +203,10 @@ class SimStore:
         return tuple(Listed(n, size) for n, size in sorted(found.items()))
 
     def delete(self, path: str) -> None:
-        if self.store.objects.pop(path, None) is None:
+        if path not in self.store.objects:
             return
+        self.store.deleting(self.store, path)
+        del self.store.objects[path]
         if path.endswith("/ballast"):
             self.store.world.count("ballast given up")
         if "/px/" in path or "/bl/" in path:

@@ -18,6 +18,7 @@ SHORT_SHARE: Final = 0.8  # of seeds; floors take long ones
 SPAN_S: Final = 120.0  # in which faults begin, in a long plan
 CLIENTS_LEAST: Final = 3
 FAULTS_LEAST: Final = 5
+CHANGES_MANY: Final = 20  # of the backends, in one of ten plans that change them
 BEYOND_SHARE: Final = 0.06  # of seeds, which check that lies are named instead of all else
 DAY_S: Final = 86_400.0
 INSIDER: Final = "insider"  # the name of its client
@@ -281,8 +282,9 @@ def _with_changes(rng: random.Random, drawn: set[str], clients: list[ClientPlan]
     """Steps that change backends, keys and devices, among those of some clients."""
     kinds: list[str] = []
     if "reconfig" in drawn:
-        common = ("add", "add", "rename") if "liars" in drawn else ("add", "remove", "demote", "promote", "rename")
-        kinds += rng.choices(common, k=rng.randint(2, 6))
+        common = ["add", "remove", "demote", "promote", "rename", "copies", "rebalance"]
+        common = ["add", "add", "rename", "rebalance"] if "liars" in drawn else common
+        kinds += rng.choices(common, k=rng.randint(2, 6) if rng.random() < 0.9 else CHANGES_MANY)
     if "rotation" in drawn:
         kinds += ["rotate"] * rng.randint(1, 2)
         kinds += ["revoke"] * (rng.random() < 0.6)
@@ -391,7 +393,7 @@ def _strikes(rng: random.Random, plan: Plan, length: float) -> tuple[Strike, ...
 
 BESIDE: Final = (  # what a user does beside pushing
     "pull", "pull", "pull", "pull", "status", "status", "check", "reopen", "reopen",
-    "rebalance", "rebalance", "repair", "gc",
+    "rebalance", "rebalance", "repair", "gc", "gc", "tag",
 )  # fmt: skip
 
 

@@ -165,6 +165,7 @@ class Play:
         images = any(s.kind == "restore" for c in plan.clients for s in c.steps) or any(c.copy_of for c in plan.clients)
         for client in self.clients:
             client.never_restored = not images
+            client.user.goes_back = "back" in plan.features
             client.moved = lambda: set().union(*(c.user.moved for c in self.clients))
             client.agreed = _Agreed(self)
         self.witness: Witness | None = None
@@ -201,8 +202,7 @@ class Play:
         for strike in self.plan.insider:
             if not strike.moment:
                 world.at(strike.at_s, partial(self._betray, strike))
-        actors = [world.spawn(c.name, c.live) for c in self.clients if not c.plan.copy_of]
-        actors += [world.spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
+        actors = self._lives()
         self._until(lambda: all(a.ended for a in actors))
         self._heal()
         end = Calm(self)
@@ -216,8 +216,15 @@ class Play:
         if self.plan.insider and not self._wiped:
             checks.nobody_blamed(self.clients, self.stores)
         checks.nothing_lost(self.clients, {n: s for n, s in self.stores.items() if not s.gone}, self.witness)
+        world.count("surplus copy deleted", self.witness.stocks.surplus)
         for store in self.stores.values():
             world.count("lie told", store.liar.told if store.liar is not None else 0)
+
+    def _lives(self) -> list[Actor]:
+        """What the clients do until the faults end."""
+        spawn = self.world.spawn
+        actors = [spawn(c.name, c.live) for c in self.clients if not c.plan.copy_of]
+        return actors + [spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
 
     def _until(self, done: Callable[[], bool]) -> None:
         world = self.world
@@ -241,7 +248,7 @@ class Play:
             self.stores[f"b{number}"].liar = Liar(plan.seed, kinds)
         self.witness = Witness(self.world, b.founded.keys, b.founded.state, by_identity, self._openers)
         for store in self.stores.values():
-            store.landed = self.witness.landed
+            store.landed, store.deleting = self.witness.landed, self.witness.deleted
             store.keeps_past = plan.beyond
         self.witness.tolerates_forks = plan.beyond
         self.witness.on_moment = self._pounce
@@ -392,6 +399,7 @@ class Play:
 
     def _wipe(self, store: Store) -> None:
         """Empties a store, if the budget allows it: a minority, and nothing that lies there alone."""
+        assert self.witness is not None
         if store.appending:
             # A birth that was read just before, beside a create that lands just after: a window that is known to be
             # open (consensus.md, rule 1.10), and no finding.
@@ -401,6 +409,7 @@ class Play:
             self.world.count("wipe beyond the budget left out")
             return
         self._wiped.add(store.name)
+        self.witness.stocks.robbed.add(store.identity)
         self.world.count("wiped")
         store.wipe()
 
@@ -428,6 +437,7 @@ class Play:
         if agreed or self._changing or self.healed or self._holds_alone(store):
             return
         self.world.trace("emptied", store.name)
+        self.witness.stocks.robbed.add(store.identity)
         self.world.count("removed backend emptied")
         store.wipe()
 

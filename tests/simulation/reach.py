@@ -11,20 +11,26 @@ from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.keys.derive import RecordKind
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import walk
-from metasync.objects.model import Ids, Kind, ObjectKind, decode_snapshot
+from metasync.objects.model import Ids, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.session import open_backend
 from metasync.store import pack_format
 from metasync.store.index import decode_root, decode_segment
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
+from metasync.store.retained import Retained
 from simulation.network import Store
+from simulation.stocks import Stocks
 from simulation.world import Violation
 
 
 class Library:
-    """All that lies on the stores, by name, whoever's copy it is; opened as it is asked for."""
+    """All that lies on the stores, by name, whoever's copy it is; opened as it is asked for.
 
-    def __init__(self, keys: WorkspaceKeys, stores: Mapping[str, Store]) -> None:
+    `stocks`: of what was ever there.
+    """
+
+    def __init__(self, keys: WorkspaceKeys, stores: Mapping[str, Store], stocks: Stocks) -> None:
         self.keys = keys
+        self.stocks = stocks
         self.ids = Ids(keys.id_key)
         self._by_hash: dict[bytes, bytes] = {}
         for store in stores.values():
@@ -44,8 +50,10 @@ class Library:
         return decode_config(self._meta(RecordKind.CONST, state.config, "the config"))
 
     def contents_of(self, state: State) -> set[bytes]:
-        """The contents of all files and links in all versions up to `state`. `Violation`: one cannot be read."""
+        """The contents of all files and links in all versions up to `state` that are kept, and of dropped ones all that
+        was ever packed. `Violation`: one that is kept cannot be read."""
         self._read_packs(state)
+        retained = self.stocks.retained(self.keys, state)
         out: set[bytes] = set()
         roots: set[bytes] = set()
         seen, todo = set(), [state.master]
@@ -56,18 +64,22 @@ class Library:
             seen.add(snapshot_id)
             try:
                 snapshot = decode_snapshot(self._object(ObjectKind.SNAPSHOT, snapshot_id))
-                todo += snapshot.parents
+                todo += _needed(snapshot, retained)
                 if snapshot.root not in roots:
                     roots.add(snapshot.root)
                     out |= self._tree(snapshot.root)
             except Violation:
                 if not self.dropped or snapshot_id == state.master:
                     raise
+        if retained.dropped:
+            for (_, name), data in self.stocks.bodies.items():
+                self._read_pack(name, data, self._form(state))
+            out |= {data for kind, data in self._objects.values() if kind is ObjectKind.BLOB}
         return out
 
-    def _read_packs(self, state: State) -> None:
+    def _form(self, state: State) -> PackFormat:
         config = self.config(state)
-        form = PackFormat(
+        return PackFormat(
             keys=WorkspacePackKeys(self.keys),
             chains=tuple(open_backend.chain_of(names) for names in config.chains),
             epoch=self.keys.epoch,
@@ -75,6 +87,9 @@ class Library:
             segment_bytes=config.segment_bytes,
             pack_bytes=config.pack_bytes,
         )
+
+    def _read_packs(self, state: State) -> None:
+        form = self._form(state)
         if state.index.hash == ZERO_HASH:
             return
         root = decode_root(self._meta(RecordKind.META, state.index.hash, "the pack index"))
@@ -128,3 +143,12 @@ class Library:
             elif entry.kind is Kind.FILE:
                 raise AssertionError("simulated users write files of one chunk")
         return out
+
+
+def _needed(snapshot: Snapshot, retained: Retained) -> list[bytes]:
+    """The snapshots that a kept one stands on: the version before that is kept, and what a merge replaced."""
+    v = version_of(snapshot)
+    gap = retained.over(v - 1) if v else None
+    if gap is None:
+        return list(snapshot.parents)
+    return [gap.below] * (gap.below != ZERO_HASH) + list(snapshot.parents[1:])

@@ -8,6 +8,7 @@ simulation do.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Final
 
@@ -175,3 +176,35 @@ def read_between_two_blocks(plan: Plan) -> Plan:
     )
     scenario = _scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults, Pounce(4, "promise", "hold", 34.0))
     return replace(scenario, blocks=(2,))
+
+
+def _at_once(plan: Plan, kinds: tuple[str, ...], rounds: int) -> tuple[ClientPlan, ...]:
+    """Three clients that push, and between their pushes do some of these at the same time as the others."""
+    rng = random.Random(f"at once {plan.seed}")
+    clients = []
+    for name in ("c0", "c1", "c2"):
+        steps: list[Step] = []
+        for _ in range(rounds):
+            crash = int(300 * rng.random()) if rng.random() < 0.15 else 0
+            push = Step("push", rng.getrandbits(32), rng.expovariate(1.0), edits=2, crash_at=crash)
+            seed = 7 * rng.getrandbits(28) + 2  # of `gc`: the last two versions are kept
+            steps += [push, Step(rng.choice(kinds), seed, rng.expovariate(1.0), target=rng.randrange(60))]
+        clients.append(ClientPlan(name, tuple(steps)))
+    return tuple(clients)
+
+
+def collected_often(plan: Plan) -> Plan:
+    """Three clients push and collect garbage at the same time; of old versions the last two are kept, keys change.
+
+    What stood in a file before comes back now and then.
+    """
+    clients = _at_once(plan, ("gc", "gc", "gc", "push", "rotate"), 7)
+    slow = tuple(Fault(10.0 * n, "slow", n % 3, 0.6, 8.0) for n in range(6))
+    return replace(_scenario(plan, {}, slow), clients=clients, features=("scenario", "back"))
+
+
+def changed_often(plan: Plan) -> Plan:
+    """Three clients push, change the backends, and move data, at the same time."""
+    kinds = ("add", "remove", "demote", "promote", "copies", "rebalance", "rebalance", "rebalance")
+    slow = tuple(Fault(10.0 * n, "slow", n % 3, 0.6, 8.0) for n in range(6))
+    return replace(_scenario(plan, {}, slow), clients=_at_once(plan, kinds, 7), spares=2)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed, mutants_trust  # noqa: F401  # for theirs
+from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed, mutants_stocks, mutants_trust  # noqa: F401  # for theirs
 from simulation.shrink import decode_plan, encode_plan, shrunk
 
 SHRINK_RUNS: Final = 400
@@ -67,6 +67,12 @@ INTERESTING: Final = (
     "rebalance: ok",
     "repair: ok",
     "garbage deleted",
+    "versions dropped",
+    "packed anew",
+    "tagged",
+    "move ended",
+    "changes merged",
+    "surplus copy deleted",
     "removed backend emptied",
     "linked",
     "fence met",

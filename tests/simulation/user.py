@@ -11,6 +11,7 @@ from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, WRITE_FLAGS
 from simulation.disk import Node, SimDisk, Volume
 
 FILES_MAX: Final = 12
+BACK_SHARE: Final = 0.3  # of changes, where a user goes back at all
 NAMES: Final = (b"a", b"b", b"c", b"d.txt", b"e.txt", b"f.txt", b"sub", b"B", "\u00fc".encode())
 STATE: Final = b".metasync"
 
@@ -63,13 +64,14 @@ def replaced_in(volume: Volume) -> set[bytes]:
 
 class User:
     """`own`: contents that this user wrote and did not itself overwrite or delete. `stood`: the
-    path and content of all it ever wrote."""
+    path and content of all it ever wrote. `goes_back`: it brings back now and then what stood in a file before."""
 
     def __init__(self, name: str, volume: Volume) -> None:
         self.name = name
         self.volume = volume
         self.own: set[bytes] = set()
         self.stood: set[tuple[bytes, bytes]] = set()
+        self.goes_back = False
         self.moved: set[bytes] = set()  # contents that this user gave another name or other permissions
         self._serial = 0
 
@@ -113,6 +115,8 @@ class User:
         return b"\n".join(lines) + b"\n"
 
     def _changed(self, rng: random.Random, path: bytes, old: bytes) -> bytes:
+        if self.goes_back and rng.random() < BACK_SHARE:
+            return rng.choice(sorted(data for at, data in self.stood if at == path) or [old])
         if not path.endswith(b".txt") or rng.random() < 0.3:
             return self._fresh(rng)
         lines = old.split(b"\n")

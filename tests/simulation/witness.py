@@ -31,9 +31,11 @@ from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.device_set import DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
+from metasync.store.moves import earlier
 from simulation import judge
 from simulation.network import Store
 from simulation.plan import INSIDER
+from simulation.stocks import Stocks
 from simulation.world import Violation, World
 
 _Round = tuple[int, bytes]
@@ -100,6 +102,7 @@ class Witness:
         self.world = world
         self.keys = keys
         self.stores = stores
+        self.stocks = Stocks(stores)
         self.chain = [genesis]
         self.floors: set[int] = set()
         self.forked = False
@@ -190,8 +193,14 @@ class Witness:
             path = entry_path(self.keys, base.epoch, base.era, a, acceptor.v, idx)
         self._expected[acceptor.store.name, path] = (acceptor, writer, idx)
 
+    def deleted(self, store: Store, path: str) -> None:
+        """An object is about to be deleted."""
+        if not self.tolerates_forks:
+            self.stocks.deleted(self.keys, store, path, self.newest, self.config)
+
     def landed(self, store: Store, path: str, data: bytes) -> None:
         """An object was stored."""
+        self.stocks.landed(path, data)
         inside = path.partition("/")[2]  # below the workspace's folder
         if inside.startswith(f"{ERAS}/"):
             self._begin_era(self._record(data, int(inside.rpartition("/")[2])))
@@ -364,6 +373,7 @@ class Witness:
         if last >= len(self.chain) or self.chain[last] != record.ended:
             raise Violation(f"era {record.number} goes on from version {last} as nobody decided it")
         self._check_carried(record)
+        self.stocks.blind = True
         self.ended, self.era_at = self.chain, self.world.now
         self.chain = [*self.ended[: last + 1], *[record.ended] * (record.first.v - last - 1), record.first]
         self._expected.clear()
@@ -414,6 +424,9 @@ class Witness:
             self._note(instance, rnd, value)
             if value.epoch != instance.base.epoch:
                 self._follow_keys(value)
+            if not self.tolerates_forks:
+                configs = instance.config, self.config_of(value)
+                self.stocks.decided(self.keys, instance.base, value, *configs)
             self._open(v + 1)
         elif instance.decided != value.hash and not (rnd in instance.shared and rnd > instance.round):
             self.forked = True
@@ -432,6 +445,9 @@ class Witness:
             count("decided with block votes")
         if value.config != instance.base.config:
             count("reconfigured")
+            old, new = instance.config, self.config_of(value)
+            count("move ended", old.prev_config is not None and new.prev_config is None)
+            count("changes merged", old.prev_config is not None and len(earlier(new)) > len(earlier(old)))
             if len({r[1] for r in instance.rounds}) > 1:
                 count("reconfigured under contention")
         if value.epoch != instance.base.epoch:

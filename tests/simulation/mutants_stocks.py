@@ -1,0 +1,139 @@
+"""More broken rules, as in `mutants`: what collects packs, moves them, and deletes copies (tla: Packs, Replicas)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from metasync.consensus.records import state
+from metasync.maintenance import collect, moved, rebalance, reconfigure, surplus, sweep
+from metasync.store import moves
+from metasync.store.moves import Places
+from metasync.sync.packing import Packing
+from metasync.transfer.upload import Notes
+from simulation.mutants import mutant, rewritten
+from simulation.scenarios import changed_often, collected_often
+
+# Collection.
+
+
+@mutant("gc-no-rebase-fence", "own packs are not measured against the new base's `min_gen`", collected_often)
+def _no_rebase_fence() -> Iterator[None]:
+    counts = "not upload.counting(state.min_gen, state.epoch)", "upload.form.epoch != state.epoch"
+    with rewritten(Packing, "upload_for", counts):
+        yield
+
+
+@mutant("gc-no-rebase-epoch", "... nor against its key epoch", collected_often)
+def _no_rebase_epoch() -> Iterator[None]:
+    counts = "not upload.counting(state.min_gen, state.epoch)", "upload.generation < state.min_gen"
+    with rewritten(Packing, "upload_for", counts):
+        yield
+
+
+@mutant("gc-reuse-stored", "what was once stored is reused, whatever was fenced since", collected_often)
+def _reuse_stored() -> Iterator[None]:
+    with rewritten(Notes, "load", ("data[:CONTEXT_BYTES] == self._context", "True")):
+        yield
+
+
+@mutant("gc-drop-late-roots", "a FENCE that lost its base does not add what newer roots reach", collected_often)
+def _drop_late_roots() -> Iterator[None]:
+    with rewritten(
+        collect._Collection,
+        "_fenced",
+        ("self._follow(found, newest) or self.look(newest, repack=repack)", "replace(found, base=newest)"),
+    ):
+        yield
+
+
+@mutant("gc-no-repack-fence", "the collector does not measure its repacked packs against `min_gen`", collected_often)
+def _no_repack_fence() -> Iterator[None]:
+    with rewritten(collect._Collection, "_pack", ("self.upload.counting(state.min_gen, state.epoch) and ", "")):
+        yield
+
+
+@mutant("gc-fence-sinks", "`min_gen` may go down", collected_often)
+def _fence_sinks() -> Iterator[None]:
+    follows = rewritten(state, "follows", ("and state.min_gen >= base.min_gen", ""))
+    with follows, rewritten(collect._Collection, "_fence", ("max(found.base.state.min_gen, ", "max(0, ")):
+        yield
+
+
+@mutant("gc-delete-unfenced", "packs of the current generation are deleted if unnamed", collected_often)
+def _delete_unfenced() -> Iterator[None]:
+    goes = rewritten(sweep, "may_go", ("pack_id[0] < min_gen and ", ""))
+    with goes, rewritten(sweep, "sweep", ("listed(s, out.away, min_gen)", "listed(s, out.away)")):
+        yield
+
+
+@mutant("gc-delete-by-old", "what to delete is judged by the index before the FENCE", collected_often)
+def _delete_by_old() -> Iterator[None]:
+    old = "self.__dict__.setdefault('old', base.index)"
+    first = "before = s.indexes.retained(base.state)", f"{old}\n    before = s.indexes.retained(base.state)"
+    judged = rewritten(collect._Collection, "_swept", ("marked = base.index,", f"marked = {old},"))
+    with judged, rewritten(collect._Collection, "look", first):
+        yield
+
+
+# Moves and trims.
+
+
+def _all_ids(self: Places, backend_id: bytes, partition: int) -> tuple[bytes, ...]:
+    return self._ids.get(backend_id, ())[::-1]
+
+
+@mutant(
+    "trim-same-id", "a backend that gets a partition back keeps its storage id, and copies in it count", changed_often
+)
+def _same_id() -> Iterator[None]:
+    same = mock.patch.object(moves, "fresh", return_value=set())
+    with same, mock.patch.object(Places, "_counting", _all_ids):
+        yield
+
+
+@mutant("trim-old-counts", "copies in ids older than the trim that excluded them count", changed_often)
+def _old_counts() -> Iterator[None]:
+    with mock.patch.object(Places, "_counting", _all_ids):
+        yield
+
+
+@mutant("trim-unverified", "`prev_mapping` is cleared without verified copies", changed_often)
+def _unverified() -> Iterator[None]:
+    with rewritten(rebalance, "rebalance", ("_move(mover)\n", "pass\n")):
+        yield
+
+
+@mutant(
+    "trim-last-only",
+    "a mapping changes while `prev_mapping` is not empty, and only the last one is kept",
+    changed_often,
+)
+def _last_only() -> Iterator[None]:
+    merges = "if old.prev_config is not None:\n        return moves", "if False:\n        return moves"
+    with rewritten(reconfigure, "_complete", merges):
+        yield
+
+
+@mutant("move-early", "what is not where it belongs is deleted before a trim is agreed", changed_often)
+def _early() -> Iterator[None]:
+    def is_surplus(self: Places, backend_id: bytes, storage_id: bytes, record: Any) -> bool:
+        return backend_id not in self.primary(record.name)
+
+    early = rewritten(rebalance, "rebalance", ("if s.previous is None:", "if True:"))
+    with early, mock.patch.object(Places, "is_surplus", is_surplus):
+        yield
+
+
+@mutant("move-blind", "surplus copies are deleted though those that count were not verified", changed_often)
+def _blind() -> Iterator[None]:
+    brings = "mover.bring_all([p for key, p in records.items() if key not in mover.tally.done], note=False)", "pass"
+    with rewritten(surplus, "free", brings, (" if key in mover.tally.done]\n", "]\n")):
+        yield
+
+
+@mutant("move-notes", "what was noted as moved counts after another change of the backends", changed_often)
+def _notes() -> Iterator[None]:
+    with rewritten(moved, "load", ('if data[:_HASH_BYTES] == s.connections.config_hash else b""', "")):
+        yield
