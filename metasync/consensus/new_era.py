@@ -353,7 +353,7 @@ def _furnish(
         state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
 
 
-def claim(m: Participant, record: EraRecord, links: Sequence[str], known: State | None = None) -> Task:
+def claim(m: Participant, record: EraRecord, links: Sequence[str], known: State) -> Task:
     """Creates the record on these backends, one after the other. -> the EraRecord that stands.
 
     Where another one is found on the first of them, that one is spread. `ForkError` when there are two by then;
@@ -371,7 +371,7 @@ def claim(m: Participant, record: EraRecord, links: Sequence[str], known: State 
         found: EraRecord | None = yield from eras.at_place(m, data, record.number, links)
         if found is None:
             return None
-        return None if known is not None and eras.is_withdrawn(m, known, found) else found
+        return None if eras.is_withdrawn(m, known, found) else found
 
     for link in links:
         made = yield from _certain(Op(link, "create", path, record.data, timeout_s=patience_s(len(record.data))))
