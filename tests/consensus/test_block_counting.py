@@ -121,3 +121,13 @@ def test_more_blocks_than_any_is_poison(monkeypatch: pytest.MonkeyPatch, bound: 
     blocks = read(writer)
     assert "more than" in blocks.poison
     assert (blocks.prepared, blocks.silent) == ({ONE}, True)
+
+
+def test_decided_closes_it_for_what_was_accepted_and_when_it_is_closed_for_that_alone() -> None:
+    writer = Writer().prepare(ONE).accept(ONE).prepare(TWO)
+    blocks = read(writer.again())
+    assert (blocks.closes(X), blocks.closes(Y)) == (True, False)
+    blocks = read(writer.accept(TWO).again())
+    assert (blocks.closes(X), blocks.closes(Y)) == (True, True)
+    blocks = read(writer.decided(X).again())
+    assert (blocks.closes(X), blocks.closes(Y)) == (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -244,6 +245,17 @@ def pushed(world: World, group: Group, base: State, times: int, disk: dict[str, 
         base = decided.state
     world.run()
     return base
+
+
+def test_states_that_are_proven_include_the_newest_which_no_log_shows_yet(world: World, ws: Workspace) -> None:
+    """It is the base of nothing: whoever asks brings it."""
+    state = push(world, group_of(ws, 1), ws.genesis, 5)
+    reader = group_of(ws, 2, 1)
+    instance = world.do(reader.enter(state))
+    reader.participant.states.clear()
+    states = world.do(truncation.states_between(reader.participant, instance, state, 3, 5))
+    assert [s.v for s in states] == [3, 4, 5] and states[-1] == state
+    assert all(after.prev == before.hash for before, after in pairwise(states))
 
 
 def test_no_floor_is_skipped_on_any_acceptor(world: World, ws: Workspace) -> None:

@@ -202,3 +202,22 @@ def test_a_log_that_was_poisoned_after_it_closed_holds_no_fence(changing: Change
     assert is_fence()
     changing.logs.poison("b", 3)
     assert not is_fence()
+
+
+def test_logs_that_voted_for_another_value_since_can_be_no_fence_for_this_one(changing: Change) -> None:
+    """A device appended votes in a higher round to two of three: DECIDED closes nothing there."""
+    other = changing.logs.proposer.lie(changing.base, b"y...")
+    changing.logs.prepare("abc", 1)
+    changing.logs.accept("abc", 1, changing.logs.x)
+    stay = frozenset(changing.ids.values())
+
+    def can_be_fence() -> bool:
+        instance = changing.do(changing.ws.group(b"r" * 16, 1).enter(changing.base))
+        for view in instance.acceptors.values():
+            changing.do(view.look())
+        return reconfigure._is_enough(instance, changing.logs.x, stay, closed=False)
+
+    assert can_be_fence()
+    changing.logs.prepare("ab", 2)
+    changing.logs.accept("ab", 2, other)
+    assert not can_be_fence()

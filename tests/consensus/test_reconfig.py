@@ -539,6 +539,23 @@ def test_nobody_closes_a_log_with_what_it_has_not_accepted() -> None:
     assert instance.decided() is None
 
 
+def test_a_change_that_others_have_built_upon_is_not_fenced_again() -> None:
+    """Two of the old backends are gone for good, without which no fence could be put up; the new ones agree."""
+    room = Room.made(31, "abc", "d")
+    told: list[State] = []
+    group = room.group(b"1" * 16)
+    make = lambda config: room.step(config, add="d", remove="c")  # noqa: E731
+    last = room.world.do(changing(room, group, room.ws.genesis, make, told))
+    room.world.run()
+    changed = told[0]
+    assert last.v == changed.v + 1
+    other = room.group(b"2" * 16, 1)
+    assert room.world.do(other.get_recent(room.ws.genesis)) == last
+    room.world.down |= {"b", "c"}
+    decided = room.world.do(other.propose(changed, lambda: change(b"y" * 16), op_id=b"y" * 16))
+    assert decided == Decided(last, mine=False)
+
+
 def test_a_fence_has_its_logs_vote_in_one_round() -> None:
     """b was away when x was decided, and has promised a higher round since: with c gone, a and b tell of x."""
     room = Room.made(11, "abc")

@@ -12,11 +12,19 @@ from eras_kit import ME, OTHER, THIRD, Room, pushed, recovered
 from forger_kit import Forger
 from paxos_world import Store, World, change, make_workspace
 
-from metasync.consensus import EraRecord, State, new_era
+from metasync.consensus import ZERO_HASH, EraRecord, State, birth_digest, eras, new_era
 from metasync.consensus.new_era import Content, Held, answering, begin, claim, end_era, held, spread_record
 from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Kind
-from metasync.consensus.records.era import era_path, open_record, seal_record
+from metasync.consensus.records.era import (
+    RECORD_BYTES_MAX,
+    Tombstone,
+    encode_tombstone,
+    era_path,
+    open_record,
+    read_tombstone,
+    seal_record,
+)
 from metasync.consensus.records.state import NOTHING
 from metasync.errors import BackendError, ForkError, FullError, NoQuorumError, UnreachableError
 from metasync.keys.derive import sign_public
@@ -96,6 +104,17 @@ def test_an_era_that_a_withdrawn_admin_began_is_not_gone_on_with() -> None:
     policy = r.ws.devices.policy.signed(b"2" * 32, chain=chain)
     m.device_sets[r.one.devices] = replace(r.ws.devices, policy_data=policy.encode())
     assert isinstance(r.do(end_era(m, later.enter, r.one, r.ids("bc"))), Held)
+
+
+def test_a_tombstone_of_another_era_is_replaced() -> None:
+    """Anybody who may write there can have put it; left as it is, nobody would read what the acceptor holds."""
+    r = Restarting()
+    a = r.ws.acceptor_of("a")
+    where = r.world.stores["a"]
+    birth = where[birth_path(a)]
+    where[birth_path(a)] = encode_tombstone(a, birth[18:50], Tombstone(9, b"x" * 32))
+    assert isinstance(r.do(end_era(r.m, r.enter, r.one, ())), Held)
+    assert read_tombstone(where[birth_path(a)], a, birth_digest(r.ws.births[a])) == Tombstone(1, ZERO_HASH)
 
 
 def test_an_entry_on_another_state_is_looked_into_before_the_end_of_an_era_is_known(
@@ -262,6 +281,23 @@ def test_what_was_overwritten_must_be_the_record_then(becomes: str) -> None:
     else:
         with pytest.raises(ForkError, match=r"different backends \(b and a, c\)"):
             r.do(claim(r.m, mine, "abc", r.one))
+
+
+def test_what_is_too_large_for_a_record_is_none_and_is_overwritten() -> None:
+    r = Restarting()
+    mine, _ = r.two()
+    r.world.stores["a"][era_path(1)] = mine.data.ljust(RECORD_BYTES_MAX + 1)
+    assert r.do(claim(r.m, mine, "abc", r.one)).digest == mine.digest
+    assert {place(r, name) for name in "abc"} == {mine.data}
+
+
+def test_the_record_of_a_withdrawn_admin_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = Restarting()
+    mine, other = r.two()
+    monkeypatch.setattr(eras, "is_withdrawn", lambda _m, _known, record: record.digest == other.digest)
+    r.world.stores["a"][era_path(1)] = other.data
+    assert r.do(claim(r.m, mine, "abc", r.one)).digest == mine.digest
+    assert {place(r, name) for name in "abc"} == {mine.data}
 
 
 @pytest.mark.parametrize(("error", "times"), [(UnreachableError("busy"), 3), (FullError("full"), 1)])
