@@ -71,8 +71,8 @@ def _delete(copies: list[Copy]) -> Generator[Any, Any, list[tuple[str, str]]]:
     out = []
     for copy in copies:
         reply: Reply = yield Op(copy.backend, "delete", copy.path, urgency=Urgency.LATER)
-        gone = reply.error is None or isinstance(reply.error, NotFoundError)
-        out.append((copy.backend, "" if gone or reply.error is None else reply.error.message))
+        error = reply.error
+        out.append((copy.backend, "" if error is None or isinstance(error, NotFoundError) else error.message))
     return out
 
 

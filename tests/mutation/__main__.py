@@ -1,4 +1,4 @@
-"""`python -m mutation`: one fault in every guard of what agrees, merges, checks out and decides deletions.
+"""`python -m mutation`: one fault in every guard of what agrees, merges, checks out and deletes.
 
     --rooms NAME ...   of `ROOMS`; else all
     --only TEXT        only guards whose key has this in it, such as a function's name
@@ -56,6 +56,9 @@ ROOMS: Final = {
             "metasync.sync.first_checkout",
         ),
         ("worktree", "checkout", "local", *_WHOLE),
+    ),
+    "erasing": Room(
+        ("metasync.maintenance.sweep", "metasync.maintenance.surplus", "metasync.maintenance.wipe"), ("maintenance",)
     ),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
