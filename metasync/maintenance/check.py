@@ -22,9 +22,11 @@ from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, health, space
 from metasync.session.session import Agreed, Session
 from metasync.store.index import PackId, PackRecord
+from metasync.store.moves import Places
 from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.verify import CopyState, check_pack
 
+GIVEN_UP = "only where a change of the backends has given it up"
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
 
@@ -46,7 +48,8 @@ def judge(
     """
     bad = [c for c in home if c.problem is not None]
     good = len(home) - len(bad) + len(elsewhere)
-    excused = good >= wanted  # a copy that found another place is not missed where it belongs
+    given_up = sum(c.problem == GIVEN_UP for c in elsewhere)  # it goes once those where it belongs are there
+    excused = good - given_up >= wanted  # a copy that found another place is not missed where it belongs
     waits = bool(late) and good > 0 and not excused
     if waits:
         coming = {c.backend for c in bad if c.missing and c.backend in late}
@@ -74,6 +77,14 @@ class Looked:
         """Looks at the copies of these packs, which `agreed` names."""
         wanted, names = s.transfer.placement.copies, s.names
         ids, reached = {p.name: i for i, p in s.transfer.places.items()}, knows_all(s)
+        places, stores = Places(s.config, s.previous), {b.backend_id for b in s.config.backends}
+
+        def counted(c: CopyState, pack: bytes) -> CopyState:
+            """A copy that a change of the backends has given up may be deleted once all others are there."""
+            backend_id = ids[c.backend]
+            is_given_up = backend_id in stores and c.storage_id not in places.ids(backend_id, pack)
+            return c._replace(problem=GIVEN_UP, missing=True) if c.problem is None and is_given_up else c
+
         on_their_way = late_copies.load(s.db)
         for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
@@ -83,6 +94,7 @@ class Looked:
             self.bytes_read += sum(c.bytes_read for c in copies)
             trail = on_their_way.get(record.id)
             late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
+            home, there = ([counted(c, record.name) for c in some] for some in (home, there))
             verdict = judge(record.name, home, there, wanted, late)
             if verdict.problems or verdict.good < wanted:
                 good = tuple(ids[c.backend] for c in copies if c.problem is None)
@@ -144,7 +156,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         by_digest=looked.by["digest"],
         pieces_read=looked.by["piece"],
         problems=now.problems,
-        lost=tuple(sorted(name for (_, name), (verdict, _) in now.found.items() if not verdict.good)),
+        lost=tuple(sorted(f.record.name for _, f in now.found.values() if not f.good)),
         short=short,
         meta_problems=(
             *apart,

@@ -29,6 +29,7 @@ from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store.index import Index, IndexSegment, PackId, PackRecord
+from metasync.store.moves import Places
 from metasync.store.pack_format import Located
 from metasync.transfer.contents import Contents
 from metasync.transfer.moving import bring
@@ -98,12 +99,14 @@ def nowhere(s: Session, agreed: Agreed) -> tuple[bytes, ...]:
 def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
     """-> how many copies were made again, the bytes of them, and the packs of which no copy was right after all."""
     t, copies, copied, altered = s.transfer, 0, 0, set[PackId]()
+    places = Places(s.config, s.previous)
     running: dict[Future[Any], Finding] = {}
     todo = iter(found)
     while True:
         for f in todo:
-            wanted = [place for i in f.bad if (place := t.places.get(i)) is not None]
-            task = bring(t, f.record, wanted, t.read_order(f.record.name), are_all=f.is_sure)
+            name, to = f.record.name, [place for i in f.bad if (place := t.places.get(i)) is not None]
+            wanted = [p._replace(storage_ids=places.ids(p.backend_id, name)[::-1]) for p in to]
+            task = bring(t, f.record, wanted, t.read_order(name), are_all=f.is_sure)
             running[s.runtime.start(task)] = f
             if len(running) >= PACKS_MENDED_AT_ONCE:
                 break

@@ -421,7 +421,7 @@ class _Scrub:
             read=self.read,
             bytes_read=self.bytes_read,
             problems=self.looked.problems,
-            lost=tuple(sorted(name for (_, name), (verdict, _) in found.items() if not verdict.good)),
+            lost=tuple(sorted(f.record.name for _, f in found.values() if not f.good)),
             short=self._short(self.s),
             repaired=repaired,
         )

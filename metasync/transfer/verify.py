@@ -24,7 +24,7 @@ How: TypeAlias = Literal["size", "digest", "piece", "read"]
 class CopyState(NamedTuple):
     """One copy as `check` found it: no problem means right, as far as was looked (`how`, `bytes_read`).
 
-    `unknown`: the backend did not say; it may have the copy.
+    `unknown`: the backend did not say; it may have the copy. `storage_id`: where on the backend it is, if it is right.
     """
 
     backend: str
@@ -33,6 +33,7 @@ class CopyState(NamedTuple):
     how: How = "size"
     bytes_read: int = 0
     unknown: bool = False
+    storage_id: bytes = b""
 
 
 def check_pack(
@@ -66,7 +67,9 @@ def check_copy(
         state: CopyState | None = yield from (_read if read_data else _asked)(t, place, path, record, piece)
         if state is not None:
             problem = state
-            if state.problem is None or place.name in t.down:
+            if state.problem is None:
+                return state._replace(storage_id=storage_id)
+            if place.name in t.down:
                 return state
     return problem or CopyState(place.name, "missing", True)
 

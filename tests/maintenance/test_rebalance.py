@@ -453,6 +453,33 @@ def test_a_copy_is_not_deleted_where_one_that_counts_went_bad_meanwhile(
     all_is_in_place(lab, w)
 
 
+def test_a_copy_that_was_given_up_excuses_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mover dies after the trim, and copies that count are lost. Others may delete at any time what is surplus then,
+    so it does not stand in for them."""
+    from metasync.maintenance import surplus
+
+    w = lab.init(lab.urls("a", "b", "c"))
+    fill(w)
+    add(lab, w, "d")
+    monkeypatch.setattr(surplus, "free", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        w.rebalance()
+    monkeypatch.undo()
+    lost = lab.objects("d", "packs")
+    for path in lost:
+        path.unlink()
+    w = lab.reopen(w)
+    found = w.check()
+    assert {p.pack.hex() for p in found.problems if p.backend == "d"} == {path.name for path in lost}
+    assert not found.lost
+    mended = w.check(repair=True)
+    assert mended.repaired is not None
+    assert mended.repaired.copies == len(lost)
+    assert not mended.problems
+    w.rebalance()
+    all_is_in_place(lab, w)
+
+
 @few_and_many("stride", 41, 1)
 def test_killed_at_any_call_and_gone_on_with(tmp_path: Path, stride: int) -> None:
     """The mover dies at call after call, on two devices in turn; at the end all is in place, and nothing was lost."""

@@ -323,7 +323,7 @@ def test_a_feed_that_fails_half_way_is_read_again_from_where_it_was(lab: Lab, mo
 
 
 def test_damaged_notes_cost_a_new_comparison(lab: Lab) -> None:
-    w = pushed(lab, "memory", packs=3)
+    w = pushed(lab, "memory")
     w.scrub()
     w._db.put_records(TOLD, [r._replace(told=b"\1\2\3") for r in w._db.records(TOLD)])
     lab.counts["a"].delete(packs_of(lab, "a")[0])

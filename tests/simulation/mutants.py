@@ -59,7 +59,7 @@ _READ_BY_SOME: Final = "a skipped version that some device could read: the insid
 MISSING: Final[Mapping[str, str]] = {
     **dict.fromkeys(("gc-no-rebase-delta", "gc-no-depth", "gc-reuse-headless"), "no delta is written yet"),
     "gc-no-rebase-reuse": "caught in one of some thirty plans: what only dropped versions had is hardly ever reused",
-    "trim-any-place": "not caught in sixty plans: no push lasts over a change and the trim behind it",
+    "trim-any-place": "not caught in twenty plans: no push lasts over a change and the trim behind it",
     "trim-new-ids": "a device lists only the storage ids that the config it sees names",
     **dict.fromkeys(
         ("skip-own-base", "skip-no-return", "skip-not-repeated", "skip-forgets", "skip-oldest"), _READ_BY_SOME
