@@ -195,7 +195,9 @@ class AgreedIndexes:
         if first is None:
             return [NOTHING]
         kept = root._replace(items=tuple(root.items[n] for n in numbers))
-        with self.storing(base, kept, [segments[n] for n in numbers], chain([first], added)) as stored:
+        all_new = chain([first], added)
+        del first  # a large one is not held while it is stored
+        with self.storing(base, kept, [segments[n] for n in numbers], all_new) as stored:
             return stored()
 
     @contextlib.contextmanager

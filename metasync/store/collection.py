@@ -23,6 +23,7 @@ class IdsSeen(Protocol):
     def __contains__(self, object_id: object) -> bool: ...
     def add(self, object_id: bytes) -> None: ...
     def __len__(self) -> int: ...
+    def reserve(self, more: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True,
     """
     packs = index.packs()
     order = sorted(_needed(index, packs, marked, None), key=_preferred)
+    placed.reserve(len(marked))
     uses = sorted(_needed(index, packs, marked, placed, [u.record.id for u in order]), key=_preferred)
     dead = tuple(u.record for u in uses if not u.needed)
     alive = [u for u in uses if u.needed]
@@ -143,5 +145,14 @@ def rewritten(segment: IndexSegment, stays: Container[PackId], marked: Container
         packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]
         if packed is not None and objects[at : at + ID_BYTES] in marked:
             packed += objects[at : at + PACK_AT] + bytes(4) + objects[at + PACK_AT + 4 : at + OBJECT.size]
-    packs = [(p, bytes(packed)) for p, packed in zip(segment.packs, into, strict=True) if packed is not None]
-    return segment_sorted(packs, (), segment.tags) if packs else None
+    if all(packed is None for packed in into):
+        return None
+    return segment_sorted(_given(segment.packs, into), (), segment.tags)
+
+
+def _given(packs: Sequence[PackRecord], into: list[bytearray | None]) -> Iterator[tuple[PackRecord, bytes]]:
+    """The packs that stay, with their objects. Each leaves `into`: there may be a million, and they are copied on."""
+    for n, record in enumerate(packs):
+        packed, into[n] = into[n], None
+        if packed is not None:
+            yield record, bytes(packed)
