@@ -83,6 +83,35 @@ def test_the_word_of_another_history_is_looked_into(jumping: Jumping) -> None:
     assert jumping.accused == [("view of b", jumping.shown[b"b"], b"another state")]
 
 
+def test_a_way_begins_with_what_the_next_version_bears_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first state is the one decided there, or may be; a base that is not after that version is this one."""
+    base: Any = SimpleNamespace(v=4, hash=b"base")
+    next_one: Any = SimpleNamespace(v=5, hash=b"next", prev=b"base")
+    monkeypatch.setattr(leaps, "ancestor", saying(b"next"))
+    monkeypatch.setattr(leaps, "fetch_state", saying(next_one))
+
+    def begins(ahead: Any, decided: Any, may: bool = False) -> bool:
+        at: Any = SimpleNamespace(v=5, base=base, decided=lambda: decided, may_decide=lambda _: may)
+        return bool(do(leaps._begins_here(ME, at, ahead)))
+
+    ahead = SimpleNamespace(v=9, epoch=1)
+    assert begins(base, None)
+    assert not begins(SimpleNamespace(v=4, hash=b"other"), None)
+    assert begins(ahead, next_one)
+    assert not begins(ahead, SimpleNamespace(hash=b"other"), may=True)
+    assert begins(ahead, None, may=True)
+    assert not begins(ahead, None, may=False)
+    next_one.prev = b"other"
+    assert not begins(ahead, None, may=True)
+
+
+def test_a_state_that_is_known_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaps, "fetch_state", saying(None))
+    current: Any = SimpleNamespace(v=4)
+    nowhere: Any = saying(None)
+    assert do(leaps._may_be_decided(ME, nowhere, current, current, current))
+
+
 # --- which heads lie on the way
 
 
