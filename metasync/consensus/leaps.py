@@ -386,12 +386,11 @@ def _replayed(
 
 
 def _can_finish(m: Participant, at: Instance) -> bool:
-    """True when enough acceptors of a version take messages of this device: in block form only from devices of the set.
-
-    A new device can never finish the versions before it was taken in, where blocks vote.
-    """
+    """True when enough acceptors of a version take messages of this device: not those that were emptied, or have ended,
+    nor in block form before the device was taken in."""
     admitted = at.devices.get(m.identity.device_id) is not None
-    return sum(admitted or view.form == "log" for view in at.acceptors.values()) >= at.quorum
+    open_yet = [a for a in at.acceptors.values() if not (a.log.ended or a.memory.replaced)]
+    return sum(admitted or view.form == "log" for view in open_yet) >= at.quorum
 
 
 def _glance(ats: Sequence[Instance]) -> Task:

@@ -16,6 +16,7 @@ from metasync.config import Form
 from metasync.consensus import Group, State
 from metasync.consensus.objects import seal_object
 from metasync.consensus.records.entry import Kind
+from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.errors import NoQuorumError
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
@@ -203,3 +204,50 @@ def test_a_new_device_is_led_past_no_version_by_a_liar_though_a_backend_was_empt
         assert voted
     else:
         assert not voted and found == y
+
+
+def ended_here(f: int, *, away: str = "") -> tuple[Place, State]:
+    """A device ends the version after x on a; the others agree it, and three more; then d is emptied. -> what is
+    newest."""
+    p = Place(4, f)
+    p.forger.tell(p.x, "a", Kind.PREPARE, p.forger.round(ROUND_MAX))
+    state = p.x
+    for op in range(4):
+        state = p.push(p.honest, state, bytes([100 + op]))
+    p.world.stores["d"].clear()
+    p.world.down = set(away)
+    return p, state
+
+
+@pytest.mark.parametrize("f", [0, 1])
+def test_a_version_that_nobody_can_finish_any_more_is_passed_where_its_votes_bind(f: int) -> None:
+    """One device alone vouches for what follows."""
+    p, newest = ended_here(f)
+    for known in (p.ws.genesis, p.x):
+        sleeper = p.group(20 + known.v, 1)
+        assert p.world.do(sleeper.get_recent(known), {}) == newest
+        assert sleeper.take_void_values() == {}
+
+
+@pytest.mark.parametrize("away", ["a", "b", "c"])
+def test_a_version_that_somebody_may_still_finish_is_not_passed(away: str) -> None:
+    """What is away may have votes for another value."""
+    p, _ = ended_here(0, away=away)
+    with pytest.raises(NoQuorumError, match="d: "):
+        p.world.do(p.group(20, 1).get_recent(p.x, deadline_s=5.0), {})
+
+
+@pytest.mark.parametrize(("voted", "other"), [("b", ""), ("bc", "a")])
+def test_a_version_that_nobody_can_finish_any_more_is_not_passed_on_a_liars_votes(voted: str, other: str) -> None:
+    """Its device ended the version on a, and votes there for what it goes on from: too few, or beside another value."""
+    p = Place(4)
+    lies = invented(p, p.x, 9)
+    died = Forger(p.world, p.ws, 0, b"d" * 16)
+    died.tell(p.x, "abc", Kind.PREPARE, died.round(1))
+    died.tell(p.x, other, Kind.ACCEPT, died.round(1), died.lie(p.x, b"died"))
+    p.forger.tell(p.x, "abc", Kind.PREPARE, p.forger.round(2))
+    p.forger.tell(p.x, voted, Kind.ACCEPT, p.forger.round(2), lies[0])
+    p.forger.tell(p.x, "a", Kind.PREPARE, p.forger.round(ROUND_MAX))
+    p.world.stores["d"].clear()
+    with pytest.raises(NoQuorumError, match="d: "):
+        p.world.do(p.group(20, 1).get_recent(p.x, deadline_s=5.0), {})
