@@ -60,8 +60,10 @@ def step_back(v: int, least: int) -> int:
 def ancestor(m: Participant, instance: Instance, state: State, v: int) -> Task:
     """-> the hash of version `v <= state.v` in the chain that ends with `state`.
 
-    `DamagedError` or `NoQuorumError` when a state on the way cannot be had.
+    `DamagedError` or `NoQuorumError` when a state on the way cannot be had; the latter too for a version after `state`.
     """
+    if state.v < v:  # it was thought to lie below a floor, which somebody made up
+        raise NoQuorumError(f"version {v} was not agreed yet", next_step="run again")
     while state.v > v:
         below = step_back(state.v, v)
         digest = state.skip if below == skip_version(state.v) else state.prev
@@ -112,7 +114,7 @@ def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch
     reachable += [(a, link) for a, link in m.links.items() if a not in views]  # of configs before or after
     in_blocks = [(a, link) for a, link in reachable if a in views and views[a].form == "block"]
     in_logs = [pair for pair in reachable if pair not in in_blocks]
-    writers = _writers(m, instance) if in_blocks else []
+    devices = writers(m, instance) if in_blocks else []
     eras = range(instance.base.era, max(-1, instance.base.era - ERAS_MAX), -1)
     epochs = sorted((e for e, _ in keys.epoch_keys if e <= epoch), reverse=True)  # `skip` may lead over rotations
     places = [replace(instance.base, era=era, epoch=e) for era in eras for e in epochs]
@@ -121,7 +123,7 @@ def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch
         for at in places
         for a, link in in_logs
     ]
-    for at, (a, link), w in product(places[: len(epochs)], in_blocks, writers):
+    for at, (a, link), w in product(places[: len(epochs)], in_blocks, devices):
         path = block_path(keys, at.epoch, at.era, a, after, w, 0)
         copies.append(Copy(link, path, partial(base_of_block, keys, digest, at, a, after, w)))
     name = keys.state_name(digest)
@@ -134,7 +136,7 @@ def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch
     return state
 
 
-def _writers(m: Participant, instance: Instance) -> list[bytes]:
+def writers(m: Participant, instance: Instance) -> list[bytes]:
     """Every device there is, or was: each may have written the first block of a version."""
     sets = [instance.devices, *m.device_sets.values()]  # of states ahead, too: who joined later wrote first blocks
     known = (i for devices in sets for i in (*(c.device_id for c in devices.certificates), *devices.revoked_ids))

@@ -20,7 +20,7 @@ from metasync.consensus.participant import Participant
 from metasync.consensus.proposer import look_around
 from metasync.consensus.records.entry import Head, SignedEntry, covering, hint_path, open_hint
 from metasync.consensus.records.state import State, follows
-from metasync.consensus.truncation import opened, states_between
+from metasync.consensus.truncation import Remains, intact, opened, states_between
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
 from metasync.runtime.effects import Gather, Now, Task
 
@@ -34,16 +34,20 @@ Enter = Callable[..., Task]  # as in `learner`
 # Past a floor.
 
 
-def leap(m: Participant, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
+def leap(
+    m: Participant, enter: Enter, instance: Instance, current: State, enough: int, *, certain: bool = True
+) -> Task:
     """-> the newest state after `current` that `enough` acceptors show (consensus.md, rule 1.11); None if none does.
 
     An acceptor whose floor no admitted device signed is out. One acceptor is not enough: a device that was revoked
-    meanwhile is still admitted in the states that this device knows.
+    meanwhile is still admitted in the states that this device knows. `certain`: nor is one device's word, where the
+    logs are there.
     """
     floors: dict[bytes, SignedEntry] = yield from opened(m, instance)
     acceptors = instance.acceptors.values()
     hints: dict[str, SignedEntry | None] = yield Gather({a.name: _hint(a) for a in acceptors})
     best: dict[bytes, State] = {}
+    words: list[SignedEntry] = []
     good: set[bytes] = set()
     apart: list[tuple[AcceptorView, SignedEntry, bytes]] = []
     for acceptor in acceptors:
@@ -61,6 +65,7 @@ def leap(m: Participant, enter: Enter, instance: Instance, current: State, enoug
                 continue
             if signed is floor:
                 good.add(acceptor.acceptor_id)
+            words.append(signed)
             shown = best.get(acceptor.acceptor_id)
             if value.v > max(current.v, 0 if shown is None else shown.v):
                 best[acceptor.acceptor_id] = value
@@ -70,16 +75,93 @@ def leap(m: Participant, enter: Enter, instance: Instance, current: State, enoug
     found = yield from _borne_out(m, enter, instance, current, best, enough)
     if found is None and best:
         found = yield from _shown_with_newer_keys(m, enter, instance, current, best, enough)
-    for a in floors.keys() - good:
-        instance.acceptors[a].poison("its floor is not one that a device of the workspace made")
-    for acceptor in acceptors:
-        acceptor.floor = None
+    _leave_out(instance, floors.keys() - good, "its floor is not one that a device of the workspace made")
+    if certain and good:
+        found = yield from _sure_of(m, enter, instance, current, found, words, good)
     if found is None and good:
         raise NoQuorumError(
             f"the logs after version {current.v} are gone, and the way to the newer versions cannot be read",
             next_step="run again when more backends are reachable, or clone the workspace into a new folder",
         )
     return found
+
+
+def _leave_out(instance: Instance, acceptors: Collection[bytes], why: str) -> None:
+    """Takes acceptors out for this version. All are asked for their floors anew."""
+    for a in acceptors:
+        instance.acceptors[a].poison(why)
+    for acceptor in instance.acceptors.values():
+        acceptor.floor = None
+
+
+def _sure_of(
+    m: Participant, enter: Enter, instance: Instance, current: State, found: State | None,
+    words: Sequence[SignedEntry], good: set[bytes],
+) -> Task:  # fmt: skip
+    """-> the newest state up to `found` that two devices vouch for, or the logs bear out; `found` where these are gone.
+
+    None where the logs show that nothing was decided after `current`: then no log was deleted, and the floors of the
+    acceptors `good` count for nothing; it is emptied. What the logs show counts only if they were there before and
+    after they were read: those behind a true floor may be deleted at any moment.
+    """
+    tellers = {signed.entry.device_id for signed in words}
+    if found is not None:
+        through = []
+        for signed in words:
+            value = signed.entry.value
+            if value is not None and value.v >= found.v and (yield from _leads_to(m, instance, value, found)):
+                through.append(signed)
+        vouched: State = yield from _borne_out_to(m, enter, instance, found, through, logs=False)
+        if vouched.v > current.v:
+            return vouched
+    free = []
+    for a in instance.acceptors.keys() - good:
+        free += [a] * (yield from instance.acceptors[a].has_no_floor(instance.v))
+    before: Remains = yield from intact(m, enter, instance, current, good)
+    if not (before.there or before.silent or free):
+        return found
+    yield from _believe(m, instance, before.there)
+    instance.begin()
+    yield from look_around(m, instance, LOOK_S, everybody=True)
+    reached = instance.decided()
+    if reached is not None and found is not None and (yield from _leads_to(m, instance, found, reached)):
+        reached = yield from _replayed(m, enter, instance, current, found, tellers)
+    after: Remains = yield from intact(m, enter, instance, current, before.there)
+    shown = {a for a in (*before.there, *free) if (view := instance.acceptors[a]).born and view.ended}
+    quiet = {a for a in shown if instance.acceptors[a].log.silent}
+    made_up = len(quiet) > len(instance.acceptors) - instance.quorum + instance.config.f  # so v was never decided
+    if after.there != before.there or reached is not None or not (made_up or len(shown) >= instance.quorum):
+        for a in before.there:
+            m.acceptors[a].no_floor = -1, 0.0
+        if reached is not None and after.there == before.there:
+            return reached
+        several = len(before.there) > len(instance.acceptors) - instance.quorum
+        if several or before.silent or after.silent:
+            raise NoQuorumError(
+                f"too few backends answer to tell whether the logs after version {current.v} were deleted",
+                next_step="run again when more backends are reachable, or clone the workspace into a new folder",
+            )
+        return found
+    yield from _believe(m, instance, good if made_up else ())
+    _leave_out(instance, () if made_up else good - before.there, "its floor tells of deleted logs")
+    good.clear()
+    why = "its floor or hint goes on from here to versions that the backends do not bear out"
+    m.void_values.update(dict.fromkeys(((device, instance.v) for device in tellers), why))
+    return None
+
+
+def _believe(m: Participant, instance: Instance, acceptors: Iterable[bytes]) -> Task:
+    """Counts what these show and lack of the instance's version, though each has a floor above it."""
+    for a in acceptors:
+        m.acceptors[a].no_floor = covering(instance.v), (yield Now())
+
+
+def _leads_to(m: Participant, instance: Instance, later: State, state: State) -> Task:
+    """-> bool: the chain of `later` goes through `state`, as far as it can be read."""
+    try:
+        return (yield from ancestor(m, instance, later, state.v)) == state.hash
+    except (DamagedError, NoQuorumError):
+        return False
 
 
 def _shown_with_newer_keys(
@@ -276,11 +358,11 @@ def _last_under(m: Participant, instance: Instance, current: State, ahead: State
 
 
 def _borne_out_to(
-    m: Participant, enter: Enter, instance: Instance, high: State, entries: Iterable[SignedEntry]
+    m: Participant, enter: Enter, instance: Instance, high: State, entries: Iterable[SignedEntry], *, logs: bool = True
 ) -> Task:
     """-> the newest state on the way from the instance's base to `high` that is sure to be decided, maybe the base.
 
-    `entries`: of later versions, on chains that go through `high`.
+    `entries`: of later versions, on chains that go through `high`. `logs`: they may be asked, too.
 
     A device signs nothing on a state that it does not know to be decided, and one device may lie. So what two devices
     vouch for is decided, by these entries or by their heads. Only such count as a state admits that is decided itself:
@@ -305,6 +387,8 @@ def _borne_out_to(
         if vouched and vouched[0] > low.v:
             [low] = yield from states_between(m, instance, high, vouched[0], vouched[0])
             continue
+        if not logs:
+            break
         reached: State = yield from _replayed(m, enter, instance, low, high, set(marks))
         if reached == low:
             break

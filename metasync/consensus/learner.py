@@ -125,7 +125,8 @@ def newest_seen(m: Participant, enter: Enter, known: State, deadline_s: float) -
     yield from instance.check_fork()
     from metasync.consensus.leaps import jump, leap
 
-    if instance.is_behind_floor() and (leapt := (yield from leap(m, enter, instance, known, 1))) is not None:
+    behind = instance.is_behind_floor()
+    if behind and (leapt := (yield from leap(m, enter, instance, known, 1, certain=False))) is not None:
         return (yield from newest_seen(m, enter, leapt, deadline - (yield Now())))
     decided = instance.decided()
     top = (yield from _gallop(instance, deadline, enough=1)) if instance.progress() else None

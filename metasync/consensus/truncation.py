@@ -16,12 +16,13 @@ Only differences of one's own clock are used, never the time of day of others.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 from metasync.consensus.acceptors.view import TRUST_S, AcceptorView
-from metasync.consensus.chain import ancestor, fetch_state, find_keys, shut_out
+from metasync.consensus.chain import ancestor, fetch_state, find_keys, shut_out, writers
 from metasync.consensus.hints import decided_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import const_path, put_everywhere, sealed
@@ -30,16 +31,19 @@ from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
     SignedEntry,
+    block_path,
     covering,
+    entry_path,
     floor_path,
     open_floor,
     seal_floor,
     shown_epoch,
 )
 from metasync.consensus.records.state import State
-from metasync.errors import FormatError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
-from metasync.runtime.effects import Gather, Op, Random, Reply, Task, each
+from metasync.keys.keyring import WorkspaceKeys
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Task, each
 
 STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
 KEEP: Final = 10_000  # newest versions whose logs stay; a log is two small objects a version and acceptor
@@ -47,6 +51,9 @@ BEHIND_LEAST: Final = STEP  # a floor is never nearer to the newest version: who
 GRACE_S: Final = 30 * TRUST_S
 DELETES_MAX: Final = 512  # requests for one push's share of the work
 FETCHES: Final = 32  # states fetched side by side
+LOOK_S: Final = 2.0  # for the logs of one version
+
+Enter = Callable[..., Task]  # as in `learner`
 
 
 def opened(m: Participant, instance: Instance) -> Task:
@@ -86,6 +93,58 @@ def opened(m: Participant, instance: Instance) -> Task:
     for acceptor_id in unread - out.keys():
         instance.acceptors[acceptor_id].poison(f"its floor of version {floor} is sealed with keys not for this device")
     return out
+
+
+class Remains(NamedTuple):
+    """Acceptors with a floor, by what they still have: `there` the logs that it is about; `silent` did not tell."""
+
+    there: frozenset[bytes] = frozenset()
+    silent: frozenset[bytes] = frozenset()
+
+
+def intact(m: Participant, enter: Enter, instance: Instance, current: State, floored: Collection[bytes]) -> Task:
+    """-> Remains: which of the acceptors `floored` still have the log of the instance's version, if they ever had.
+
+    The logs of a block's first two versions are deleted before all others of it, and after all of the block before. So
+    one that shows the votes for two versions in a row, either of which goes before this one, has lost nothing yet. Two,
+    because one vote may be a sleeping owner's, which came late into a deleted log; of version 1 there is no owner.
+    """
+    first = _first_of(covering(instance.v) - covering(0))
+    last = first + 1 if current.v > first else current.v
+    wanted = range(max(1, last - 1), last + 1)
+    pairs: list[tuple[State, State | None]] = [(current, None)]  # the log of version 1 itself
+    left, silent = set(floored), set[bytes]()
+    try:
+        if wanted:
+            states: list[State] = yield from states_between(m, instance, current, wanted[0] - 1, wanted[-1])
+            pairs = list(pairwise(states))
+        for base, state in pairs:
+            at = Instance(m, instance.config, instance.devices, base)  # what was read before it slept says nothing
+            if base != current:
+                at = yield from enter(base, ahead=True)
+            views = [view for a, view in at.acceptors.items() if a in left]
+            yield Gather({view.name: _looked(view) for view in views}, deadline_s=LOOK_S)
+            m.now = yield Now()
+            silent |= {view.acceptor_id for view in views if view.log.usable and not (view.counts() and view.ended)}
+            left = {view.acceptor_id for view in views if any(x == (state or x) for x in view.log.votes.values())}
+    except (DamagedError, FormatError, NoQuorumError, UpgradeError):
+        return Remains()
+    return Remains(frozenset(left - silent), frozenset(silent))
+
+
+def _looked(view: AcceptorView) -> Task:
+    """Reads a log though a floor may cover it: what it shows is not counted for its version."""
+    held = view.memory.no_floor
+    view.memory.no_floor = covering(view.v), (yield Now())
+    try:
+        yield from view.look()
+    finally:
+        view.memory.no_floor = held
+
+
+def _first_of(block: int) -> int:
+    """The first version of a block that has a log, by the block's lowest version."""
+    return max(1, block)
 
 
 # Raising the floor.
@@ -143,7 +202,8 @@ def bound_logs(
         due = progress.read_s.get((name, done + STEP))
         if due is not None and now_s - due >= grace_s:
             kind = "bl" if acceptor.form == "block" else "px"
-            if (yield from _delete_block(link, f"{name}/{kind}/{done // STEP}")):
+            begun = yield from _delete_first(m, instance, acceptor, link, _first_of(done))
+            if begun and (yield from _delete_block(link, f"{name}/{kind}/{done // STEP}")):
                 progress.deleted[name] = done + STEP
                 del progress.read_s[name, done + STEP]
             return True
@@ -225,6 +285,24 @@ def _create(m: Participant, instance: Instance, acceptor_id: bytes, link: str, f
         return True
     there: Reply = yield Op(link, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
     return there.error is None and _opens(m, there.value, acceptor_id, floor)
+
+
+def _delete_first(m: Participant, instance: Instance, acceptor: AcceptorView, link: str, first: int) -> Task:
+    """Deletes the beginnings of the logs of a block's first two versions. -> bool: both are gone.
+
+    Before all others of the block, so that whoever finds them there knows that a floor has no gap behind it.
+    """
+    for v in (first, first + 1):
+        [base] = yield from states_between(m, instance, instance.base, v - 1, v - 1)
+        at: tuple[WorkspaceKeys, int, int, bytes, int] = m.keys, base.epoch, base.era, acceptor.acceptor_id, v
+        if acceptor.form == "log":
+            paths = [entry_path(*at, 0)]
+        else:
+            paths = [block_path(*at, device, 0) for device in writers(m, instance)]
+        got: Mapping[str, Reply] = yield from each({p: Op(link, "delete", p, timeout_s=OP_TIMEOUT_S) for p in paths})
+        if any(r.error is not None and not isinstance(r.error, NotFoundError) for r in got.values()):
+            return False
+    return True
 
 
 def _delete_block(link: str, folder: str) -> Task:

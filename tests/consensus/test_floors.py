@@ -17,10 +17,10 @@ from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, floor_path, seal_floor
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, Change, successor
 from metasync.consensus.truncation import GRACE_S, Progress
-from metasync.errors import MetaSyncError
+from metasync.errors import MetaSyncError, UnreachableError
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.keys.keyring import new_keys
-from metasync.runtime.effects import Sleep, Task
+from metasync.runtime.effects import Op, Reply, Sleep, Task
 
 NAMES = ["a", "b", "c"]
 BLOCK = 8
@@ -91,6 +91,55 @@ def test_logs_below_the_floor_go_after_the_grace(world: World, ws: Workspace) ->
     assert world.do(group_of(ws, 2, 1).get_recent(state)) == state
     assert world.do(group.state_at(state, 3)).v == 3
     assert push(world, group, state, 3).v == 33
+
+
+@pytest.mark.parametrize("block_form", [False, True], ids=["log", "block"])
+def test_the_first_two_versions_of_a_block_go_first(world: World, block_form: bool) -> None:
+    """A deleter is killed after any number of deletions: whoever slept gets past, though one device alone pushed."""
+    forms: dict[str, Form] = dict.fromkeys(NAMES, "block") if block_form else {}
+    ws = make_workspace(world, forms=forms)
+    group = group_of(ws, 1)
+    known = push(world, group, ws.genesis, 3)
+    state = push(world, group, known, 15)
+    collect(world, group, state, days=0.0)
+    first = {
+        path: v
+        for v in (1, 2)
+        for name in NAMES
+        for path in world.stores[name]
+        if path in beginnings(ws, world.do(group.state_at(state, v - 1)), name)
+    }
+    progress, left, seen = Progress(), [0], list[str]()
+    stored = {path for store in world.stores.values() for path in store}
+
+    def killed(op: Op) -> Reply | None:
+        if op.kind != "delete":
+            return None
+        left[0] -= 1
+        if left[0] < 0:
+            return Reply(error=UnreachableError("killed"))
+        seen.append(op.path)
+        return None
+
+    world.fault_hook = killed
+    for now_s in (0.0, 31 * DAY_S):
+        while left[0] >= 0 and world.do(group.bound_logs(state, progress, now_s, keep=BLOCK)):
+            pass
+    for number in range(8):
+        left[0] = number + 1
+        world.do(group.bound_logs(state, progress, 31 * DAY_S, keep=BLOCK))
+        assert world.do(group_of(ws, 10 + number, 1).get_recent(known)) == state, f"after {seen}"
+    gone = [path for path in dict.fromkeys(seen) if path in stored]
+    assert [first.get(path) for path in gone[:2]] == [1, 2]
+    assert len(gone) > 4
+
+
+def beginnings(ws: Workspace, base: State, name: str) -> set[str]:
+    """Where the log of the version after `base` begins on a backend, or where devices' blocks do."""
+    a, at = ws.acceptor_of(name), (base.epoch, base.era)
+    devices = [i.device_id for i in ws.identities]
+    logs = {entries.entry_path(ws.keys, *at, a, base.v + 1, 0)}
+    return logs | {entries.block_path(ws.keys, *at, a, base.v + 1, d, 0) for d in devices}
 
 
 def test_nothing_is_collected_before_there_is_much(world: World, ws: Workspace) -> None:

@@ -162,7 +162,7 @@ class Calm:
     def _was_emptied(self, op: Operation) -> bool:
         """Whether those who could decide the version that an error names are too few by now."""
         assert self.play.witness is not None
-        named = re.match(r"version (\d+): |the logs after version (\d+) are gone", op.error)
+        named = re.match(r"version (\d+): |.*the logs after version (\d+) (are gone|were deleted)", op.error)
         v = 0 if named is None else int(named[1] or int(named[2]) + 1)
         if not 0 < v < len(self.play.witness.chain):  # of what is not decided nobody is past
             return False
