@@ -44,7 +44,7 @@ demo: $(STAMP) ## three providers and two devices in a temporary folder
 RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
 test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
-	$(RUN_TESTS) -m "not servers and not long"
+	$(RUN_TESTS) -m "not servers and not long and not pages"
 
 attacks: $(STAMP) ## what an attacker does, and what must hold: one module for each thing that is attacked
 	$(RUN_TESTS) tests/attacks
@@ -106,7 +106,8 @@ $(DOCS_STAMP): requirements-docs.lock
 	@$(DOCS_BIN)/python -m pip install --quiet --require-hashes -r requirements-docs.lock
 	@touch $@
 
-docs: $(DOCS_STAMP) ## the documentation as a site in build/site; a broken link or anchor fails
+docs: $(DOCS_STAMP) $(STAMP) ## the documentation as a site in build/site; broken links fail, and examples that do not do what a page says
+	$(RUN_TESTS) -m pages tests/documents
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 

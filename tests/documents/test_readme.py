@@ -39,9 +39,10 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "METASYNC_KEYRING": "off", "PATH": path, "HOME": str(tmp_path)}
 
 
-PAGES = ["README.md", "docs/tutorial.md", "docs/compare.md"]
-PAGES += [
-    f"docs/howto/{p.name}" for p in sorted((ROOT / "docs" / "howto").glob("*.md")) if "```console" in p.read_text()
+HOWTO = [p for p in sorted((ROOT / "docs" / "howto").glob("*.md")) if "```console" in p.read_text()]
+PAGES = [
+    *("README.md", "docs/tutorial.md", "docs/compare.md"),
+    *(pytest.param(f"docs/howto/{p.name}", marks=pytest.mark.pages) for p in HOWTO),
 ]
 
 

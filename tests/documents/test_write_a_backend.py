@@ -14,6 +14,8 @@ from workspace_kit import PASSPHRASE, run_process
 
 from metasync.backends import api
 
+pytestmark = pytest.mark.pages
+
 SMALL_ENOUGH = {"metasync_sqlite.py": 140, "test_metasync_sqlite.py": 30, "pyproject.toml": 12}
 
 

@@ -101,7 +101,8 @@ def hunt(
         "MUTATION_ROOT": str(root),
     }
     tests = [f"tests/{t}" for t in room.tests if (root / "tests" / t).exists()]
-    command = [sys.executable, "-m", "pytest", "-p", "mutation.plugin", "-m", "not servers and not long", *tests]
+    quick = "not servers and not long and not pages"
+    command = [sys.executable, "-m", "pytest", "-p", "mutation.plugin", "-m", quick, *tests]
     if census:
         for old in place.glob("census-*.json"):
             old.unlink()
