@@ -422,8 +422,8 @@ def read_devices(data: bytes, ns_id: bytes) -> Record:
     devices.revoked = {row.id for row in devices.revoked + devices.revoked_keys}
     devices.ended = {row.id for row in own.ended + own.ended_keys}
     found = [read_certificate(row.bytes, admin) for row in own.certificates]
-    devices.members = {one.device: one for one in found}
-    ids = [one.device for one in found]
+    devices.members, ids = {one.device: one for one in found}, [one.device for one in found]
+    read("skips:8*64(at:u64 good:u64 tree:32 master:32)!", devices.tags.get(1, b"\0"), "skips")
     strangers = any(one.ns_id != ns_id or is_barred(devices, one) for one in found)
     if sha256(devices.chain[0]) != ns_id or strangers or ids != sorted(set(ids)) or not devices.copies:
         raise DamageError("a device set is another workspace's, or has a device that it bars")

@@ -19,12 +19,12 @@ from metasync.errors import BackendError, DamagedError, NoQuorumError, Unreachab
 from metasync.events import Notice
 from metasync.history.times import WAYS, span
 from metasync.keys.device_set import names_of
+from metasync.keys.policy import Skip
 from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
-from metasync.objects.skips import Skip, skips_of
 from metasync.reports.history import Counts, LogItem, PathChange
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
@@ -85,13 +85,8 @@ class History:
 
     @cached_property
     def skips(self) -> dict[int, Skip]:
-        """What was passed over because it cannot be read, by the version that says so."""
-        chain = self.newest.devices.chain
-        return {skip.at: skip for skip in skips_of(self.newest.snapshot) if skip.is_of(chain.ns_id, chain.keys)}
-
-    def skip_over(self, version: int) -> Skip | None:
-        """The skip that passed over a version; None: it was not."""
-        return next((skip for skip in self.skips.values() if skip.covers(version)), None)
+        """What was passed over because it cannot be read, by the version that passed over it."""
+        return {skip.at: skip for skip in self.newest.devices.policy.skips}
 
     def author(self, snapshot: Snapshot) -> str:
         return self.devices.get(snapshot.device, snapshot.device.hex()[:8])

@@ -127,7 +127,7 @@ def _at(history: History, spec: Spec) -> Version:
     if spec.kind == "base":
         base = history.s.base()
         return Version(base.state.v, base.state.master if base.snapshot is not None else ZERO_HASH, base.snapshot)
-    if spec.kind == "number" and (skip := history.skip_over(spec.number)) is not None:
+    if spec.kind == "number" and (skip := history.newest.devices.policy.skip_over(spec.number)) is not None:
         raise UsageError(
             f"version {spec.number} was skipped by version {skip.at}: it cannot be read",
             next_step=f"Version {skip.good} is the last before it that can be.",

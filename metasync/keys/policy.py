@@ -1,7 +1,8 @@
 """The policy: what no device may weaken by itself, in one record that the admin key signs; and the admin keys.
 
 A device set begins with it (`device_set`). It says how content is translated and whether it is encrypted, the fewest
-copies, how many voting backends may lie at least, the oldest format, the keyring with its slots, and who was revoked.
+copies, how many voting backends may lie at least, the oldest format, the keyring with its slots, who was revoked, and
+which versions were passed over because they cannot be read.
 Every value that is agreed keeps to the policy that it names, or is VOID (consensus.md, rules 8.4 and 8.5). So a change
 to the worse takes the passphrase; joining, renaming and better configs do not.
 
@@ -13,9 +14,10 @@ workspace's id. Policies and keyrings carry this chain, so either can be checked
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metasync.codec import Reader, Tags, ascending, check_format, check_kind, encode_tags, text16, u8, u16, u32, u64
 from metasync.errors import FormatError
@@ -86,6 +88,45 @@ def decode_chain(r: Reader) -> AdminChain:
     return chain
 
 
+class Skip(NamedTuple):
+    """The versions between `good` and `at` were passed over, because they cannot be read.
+
+    at      the version that has the tree of `good` in their place
+    good    the version before them; its `tree`: id of the root
+    master  id of its snapshot; zeros: there is none, and the tree is empty
+    """
+
+    at: int
+    good: int
+    tree: bytes
+    master: bytes
+
+    def covers(self, version: int) -> bool:
+        """Whether a version was passed over."""
+        return self.good < version < self.at
+
+
+SKIPS_TAG: Final = 1
+SKIPS_MAX: Final = 64  # the newest: a device that slept through more merges what the older ones passed over
+_SKIP_BYTES: Final = 8 + 8 + 32 + 32
+
+
+def encode_skips(skips: Sequence[Skip]) -> bytes:
+    """The value of the tag for skips, oldest first: the newest `SKIPS_MAX` of them."""
+    kept = skips[-SKIPS_MAX:]
+    return u8(len(kept)) + b"".join(u64(skip.at) + u64(skip.good) + skip.tree + skip.master for skip in kept)
+
+
+def decode_skips(value: bytes) -> tuple[Skip, ...]:
+    """What the tag's value says, oldest first. `FormatError`."""
+    r = Reader(value, "skips")
+    out = tuple(Skip(r.u64(), r.u64(), r.take(32), r.take(32)) for _ in range(r.count(r.u8(), _SKIP_BYTES, SKIPS_MAX)))
+    r.end()
+    if any(a.at >= b.at for a, b in pairwise(out)):
+        raise r.fail("out of order")
+    return out
+
+
 POLICY_BYTES_MAX: Final = 1 << 19
 SLOTS_MAX: Final = 256
 REVOKED_MAX: Final = 4096
@@ -130,6 +171,20 @@ class Policy:
     def sequence(self) -> tuple[int, int]:
         """Which of two is newer."""
         return self.era, self.version
+
+    @property
+    def skips(self) -> tuple[Skip, ...]:
+        """What was passed over because it cannot be read, oldest first."""
+        value = dict(self.tags).get(SKIPS_TAG)
+        return decode_skips(value) if value is not None else ()
+
+    def skip_over(self, version: int) -> Skip | None:
+        """The newest skip that passed over a version; None: it was not."""
+        return next((skip for skip in reversed(self.skips) if skip.covers(version)), None)
+
+    def skipping(self, made: Skip) -> Tags:
+        """The tags with one more skip, the newest."""
+        return tuple(sorted({**dict(self.tags), SKIPS_TAG: encode_skips((*self.skips, made))}.items()))
 
     def _body(self) -> bytes:
         return b"".join(
@@ -215,6 +270,7 @@ def make_policy(
     era: int = 0,
     version: int = 0,
     min_fmt: int = FORMAT,
+    tags: Tags = (),
 ) -> Policy:
     """The policy that holds a workspace to what `config` is: its chains, its copies, and the liars that it allows for.
 
@@ -234,6 +290,7 @@ def make_policy(
         slots=tuple(slots),
         revoked_ids=tuple(revoked_ids),
         revoked_keys=tuple(revoked_keys),
+        tags=tags,
     )
     return bare.signed(admin_private)
 
@@ -273,6 +330,8 @@ def decode_policy(data: bytes) -> Policy:
         raise FormatError("policy: out of order")
     if not verify(chain.admin, _SIGNED, out._body(), out.signature):
         raise FormatError("policy: the admin's signature is wrong")
+    if (skips := dict(tags).get(SKIPS_TAG)) is not None:
+        decode_skips(skips)
     for kind, _ in slots:
         check_kind(kind, RECOVERY, "a key slot of the policy")
     return out

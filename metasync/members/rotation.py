@@ -191,6 +191,7 @@ def make(
         era=at[0],
         version=at[1],
         min_fmt=devices.policy.min_fmt,
+        tags=devices.policy.tags,
     )
     made = make_device_set(policy, [recertified(c, admin_private) for c in remaining], tags=devices.tags)
     logins = _logins(devices, gone, config)

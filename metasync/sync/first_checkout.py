@@ -216,19 +216,12 @@ def _begun(s: Session, target: Agreed) -> tuple[State, bytes] | None:
     state = s.db.get(PARTS_KEY)
     if state is None or not s.db.has(UNFINISHED_KEY):
         return None
-    if state.era == target.state.era and not _is_skipped(s, state, target):
+    if state.era == target.state.era and target.devices.policy.skip_over(state.v) is None:
         return state, s.db.need(PARTS_UPTO_KEY)
     for key in (EXACT_KEY, PARTS_UPTO_KEY):
         s.db.set(key, None)
     s.db.set(PARTS_KEY, None)  # what it names may be lost: what is here of it counts as this device's own
     return None
-
-
-def _is_skipped(s: Session, state: State, target: Agreed) -> bool:
-    """Whether a version was passed over because it cannot be read."""
-    from metasync.objects.skips import skip_over
-
-    return skip_over(target.snapshot, state.v, s.keys.ns_id, target.devices.chain.keys) is not None
 
 
 def _is_empty(s: Session) -> bool:

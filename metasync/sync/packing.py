@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from metasync.codec import Tags, amount, u64
+from metasync.codec import amount, u64
 from metasync.errors import WorkspaceError
 from metasync.events import Notice
 from metasync.local.state_keys import CARRIED_KEY
@@ -144,18 +144,9 @@ class Packing:
                 upload.add(ObjectKind(kind), object_id, data)
         parents = [base.state.master] if base.snapshot is not None else []
         parents += [staged] if staged else []
-        tags = ((VERSION_TAG, u64(base.state.v + 1)), *_skips(base))
+        tags = ((VERSION_TAG, u64(base.state.v + 1)),)
         data = encode_snapshot(Snapshot(root, tuple(parents), s.device.device_id, s.wall_ns(), message, tags))
         snapshot_id = s.ids.of(ObjectKind.SNAPSHOT, data)
         upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
         s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
         return root, snapshot_id
-
-
-def _skips(base: Agreed) -> Tags:
-    """What a snapshot on top of this one repeats of the versions that were passed over."""
-    if base.snapshot is None or len(base.snapshot.tags) < 2:
-        return ()
-    from metasync.objects.skips import repeated
-
-    return repeated(base.snapshot)

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable, unfit
 from metasync.codec import amount
+from metasync.consensus import ZERO_HASH
 from metasync.errors import DamagedError, ExcludedError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.memory import room_for_tree
@@ -82,19 +83,17 @@ def rebased(s: Session, base: Agreed, target: Agreed) -> Agreed:
     return base
 
 
-def over_skips(s: Session, base: Agreed, target: Agreed) -> Agreed:
+def over_skips(base: Agreed, target: Agreed) -> Agreed:
     """The base of a merge where the folder is at a version that was passed over: it has the last good tree.
 
     So what the folder has beyond that tree is this device's own, and stays.
     """
-    if base.snapshot is None or target.snapshot is None or len(target.snapshot.tags) < 2:
+    if base.snapshot is None or base.state.devices == target.state.devices:  # a skip comes with a device set of its own
         return base
-    from metasync.objects.skips import NOTHING, skip_over
-
-    skip = skip_over(target.snapshot, base.state.v, s.keys.ns_id, target.devices.chain.keys)
+    skip = target.devices.policy.skip_over(base.state.v)
     if skip is None:
         return base
-    snapshot = base.snapshot._replace(root=skip.tree) if skip.master != NOTHING else None
+    snapshot = base.snapshot._replace(root=skip.tree) if skip.master != ZERO_HASH else None
     return replace(base, state=replace(base.state, master=skip.master), snapshot=snapshot)
 
 
@@ -140,7 +139,7 @@ def integrate(
     nothing is changed yet, and may raise. `news`: what `walk.diff` says of the two, where that is known.
     """
     left = rebased(s, base, target)
-    base = over_skips(s, left, target)
+    base = over_skips(left, target)
     if base is not left and not dry_run:
         _bring_again(s, base)
     lost: MetaSyncError | None = None

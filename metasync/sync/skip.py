@@ -1,24 +1,25 @@
-"""`metasync skip`: passes over versions that cannot be read (`docs/design/format.md`, 4.1).
+"""`metasync skip`: passes over versions that cannot be read (`docs/design/format-agreement.md`, 6.4).
 
-A version on top of the newest has the tree of the last one that can be read. Its snapshot names, signed by the admin
-key, what was passed over. Nothing of the folder changes here: the next pull brings it there, as on every device.
+A version on top of the newest has the tree of the last one that can be read. The policy that it names, signed by the
+admin key, says what was passed over. Nothing of the folder changes here: the next pull brings it there, as on every
+device.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.codec import u64
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, State
-from metasync.errors import CANNOT_BE_READ, MetaSyncError, UsageError, WorkspaceError
+from metasync.errors import CANNOT_BE_READ, UsageError, WorkspaceError
 from metasync.events import Phase
-from metasync.keys.device_set import expired
+from metasync.keys.policy import Skip
+from metasync.members.admission import changed_devices
 from metasync.members.key_store import open_admin_key
 from metasync.objects import walk
 from metasync.objects.model import VERSION_TAG, ObjectKind, Snapshot, encode_snapshot
-from metasync.objects.skips import NOTHING, SKIPS_TAG, Skip, encode_skips, skip_over, skips_of
 from metasync.reports.history import SkipReport
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, unreadable
@@ -36,7 +37,7 @@ class _Found(NamedTuple):
     """What is to be passed over: the states `bad` that brought it, newest first.
 
     good   the last state before them whose tree can be read; None: there is none, and the tree is empty
-    tree   the root of that tree; `before`: its snapshot
+    tree   the root of that tree
     above  the newest state, with the index of `good`. What the index of a bad one names may be lost, or lies in no pack
            that ever was: what devices have of it is stored anew with their next push
     """
@@ -45,7 +46,6 @@ class _Found(NamedTuple):
     bad: tuple[State, ...]
     good: State | None
     tree: bytes | None
-    before: Snapshot | None
 
 
 def skip(s: Session, version: int, passphrase: str, *, dry_run: bool = False) -> SkipReport:
@@ -66,7 +66,7 @@ def skip(s: Session, version: int, passphrase: str, *, dry_run: bool = False) ->
             opened = open_admin_key(s, state, passphrase)
         if dry_run:
             return _report(s, found, None, version)
-        decided, mine = _commit(s, found, version, opened)
+        decided, mine = _commit(s, found, opened)
         if mine:
             return _report(s, found, decided.v, version)
         state = decided
@@ -97,10 +97,10 @@ def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Foun
     floor = held.state.v if held is not None and held.state.era == newest.era else 0
     above = _bare(s, newest, IndexRoot(), Index())
     bad: list[State] = []
-    good, tree, before = None, None, None
+    good, tree = None, None
     for state in unreadable.brought(s, newest):
         if held is not None and 0 < state.v <= floor:
-            good, tree, before = state, held.tree_root, held.snapshot
+            good, tree = state, held.tree_root
             above = _bare(s, newest, held.root, held.index)
             break
         try:
@@ -115,16 +115,16 @@ def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Foun
         except CANNOT_BE_READ:
             bad.append(state)
             continue
-        good, tree, before, above = state, snapshot.root, snapshot, indexed
+        good, tree, above = state, snapshot.root, indexed
         break
     if not bad:
-        _refuse(s, newest, version, before)
+        _refuse(s, newest, version)
     if version < bad[-1].v:
         raise UsageError(
             f"version {version} is in nobody's way: what cannot be read begins with version {bad[-1].v}",
             next_step=f"To pass over that and what is newer: metasync skip {bad[-1].v}",
         )
-    return _Found(above, tuple(bad), good, tree, before)
+    return _Found(above, tuple(bad), good, tree)
 
 
 def _held(s: Session) -> Agreed | None:
@@ -136,9 +136,9 @@ def _held(s: Session) -> Agreed | None:
     return base if base.snapshot is not None else None
 
 
-def _refuse(s: Session, newest: State, version: int, snapshot: Snapshot | None) -> None:
+def _refuse(s: Session, newest: State, version: int) -> None:
     """Raises `UsageError`: nothing is to be skipped."""
-    earlier = skip_over(snapshot, version, s.keys.ns_id, s.devices_of(newest).chain.keys)
+    earlier = s.devices_of(newest).policy.skip_over(version)
     if earlier is not None:
         raise UsageError(f"version {version} was skipped before, by version {earlier.at}")
     raise UsageError(
@@ -154,7 +154,7 @@ def _bare(s: Session, newest: State, root: IndexRoot, index: Index) -> Agreed:
 # ---- the version that passes over it
 
 
-def _commit(s: Session, found: _Found, version: int, opened: Opened) -> tuple[State, bool]:
+def _commit(s: Session, found: _Found, opened: Opened) -> tuple[State, bool]:
     """Proposes it. -> the state that was decided, and whether it is this one."""
     base, state = found.above, found.above.state
     begin: Callable[[Agreed], Callable[[], None]] = lambda _: lambda: None  # noqa: E731
@@ -164,30 +164,20 @@ def _commit(s: Session, found: _Found, version: int, opened: Opened) -> tuple[St
         tree, nodes = walk.build({}, s.ids)
         for object_id, data in nodes.items():
             upload.add(ObjectKind.DIR, object_id, data)
-    good = found.good
-    made = Skip(
-        at=state.v + 1,
-        version=version,
-        good=found.bad[-1].v - 1,
-        tree=tree,
-        master=good.master if good is not None else NOTHING,
-        passed=state.master,
-        epoch=opened.devices.chain.epoch,
-    ).signed(s.keys.ns_id, opened.admin_private)
-    tags = (VERSION_TAG, u64(state.v + 1)), (SKIPS_TAG, encode_skips((made, *_earlier(s, found))))
+    good, old = found.good, base.devices.policy
+    made = Skip(state.v + 1, found.bad[-1].v - 1, tree, good.master if good is not None else ZERO_HASH)
+    policy = old.signed(opened.admin_private, era=state.era, version=state.v + 1, tags=old.skipping(made))
     parents = (good.master,) if good is not None else ()
+    tags = ((VERSION_TAG, u64(state.v + 1)),)
     data = encode_snapshot(Snapshot(tree, parents, s.device.device_id, s.wall_ns(), "", tags))
     master = s.ids.of(ObjectKind.SNAPSHOT, data)
     upload.add(ObjectKind.SNAPSHOT, master, data)
     s.db.put_objects([(master, int(ObjectKind.SNAPSHOT), data)])
     s.listener(Phase("upload"))
     upload.seal()
-    devices = None
     with s.indexes.storing(state, base.root, base.segments, upload.index_segments()) as stored:
-        if not agreement.is_in(s, base.devices) or expired(base.devices, state.v):
-            from metasync.members.admission import changed_devices
-
-            devices = changed_devices(s, state, base.devices)
+        skipping = replace(base.devices, policy_data=policy.encode())
+        devices = changed_devices(s, state, skipping) or s.put_const(state, skipping.encode())
         upload.finish()
         refs = stored()
     s.listener(Phase("agree"))
@@ -197,14 +187,3 @@ def _commit(s: Session, found: _Found, version: int, opened: Opened) -> tuple[St
         with agreement.telling(s, state, decided.state):
             s.db.set(JOURNAL_KEY, None)
     return decided.state, decided.mine
-
-
-def _earlier(s: Session, found: _Found) -> tuple[Skip, ...]:
-    """Skips that the snapshots before say of, newest first: also those on top of the last good version."""
-    known = {skip.at: skip for skip in skips_of(found.before)}
-    for state in found.bad:
-        with contextlib.suppress(MetaSyncError):
-            contents = s.contents(_bare(s, state, *s.indexes.of_state(state)))
-            known.update({skip.at: skip for skip in skips_of(unreadable.snapshot_of(contents, state))})
-    chain = found.above.devices.chain
-    return tuple(known[at] for at in sorted(known, reverse=True) if known[at].is_of(chain.ns_id, chain.keys))

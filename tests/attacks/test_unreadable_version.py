@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from attack_kit import NO_BLOB, Insider, insider, named
+from test_policy import propose, unsigned
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.consensus import JOURNAL_KEY, Change, Ref
 from metasync.errors import MetaSyncError, NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
+from metasync.keys.policy import Skip
 from metasync.objects.model import Kind, ObjectKind, decode_snapshot
-from metasync.objects.skips import SKIPS_TAG, Skip, encode_skips, skips_of
 from metasync.session import agreement
 from metasync.sync import first_checkout
 from metasync.sync import skip as skipping
@@ -202,8 +203,8 @@ def test_several_in_a_row_are_skipped_together(pair: tuple[Workspace, Workspace]
     assert (second.skipped, second.good) == ((again,), done.version)
     victim.pull()
     with victim._session("status") as s:
-        found = skips_of(s.base().snapshot)
-    assert [(skip.good, skip.at) for skip in found] == [(done.version, second.version), (done.good, done.version)]
+        found = s.base().devices.policy.skips
+    assert [(skip.good, skip.at) for skip in found] == [(done.good, done.version), (done.version, second.version)]
 
 
 def test_a_version_that_can_be_read_is_not_skipped(pair: tuple[Workspace, Workspace]) -> None:
@@ -246,7 +247,9 @@ def test_a_skip_without_a_quorum_changes_nothing(lab: Lab) -> None:
     assert victim.skip(bad, PASSPHRASE).version is not None
 
 
-def test_a_skip_that_no_admin_signed_counts_for_nothing(pair: tuple[Workspace, Workspace]) -> None:
+def test_a_skip_that_no_admin_signed_counts_for_nothing(
+    pair: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A device says that versions were skipped, to have the others take what they pulled for their own."""
     victim, mallory = pair
     write(mallory.directory, {"shared": b"s"})
@@ -257,10 +260,65 @@ def test_a_skip_that_no_admin_signed_counts_for_nothing(pair: tuple[Workspace, W
         before = m.base.snapshot
         assert before is not None
         first = decode_snapshot(m.s.contents(m.base).load(ObjectKind.SNAPSHOT, before.parents)[before.parents[0]])
-        lie = Skip(at + 1, at, at - 1, first.root, before.parents[0], m.base.state.master, 1, b"\0" * 64)
-        m.commit(first.root, tags=((SKIPS_TAG, encode_skips([lie])),))
+        lie = Skip(at + 1, at - 1, first.root, before.parents[0])
+        tags = m.base.devices.policy.skipping(lie)
+        devices = m.base.devices
+    propose(monkeypatch, mallory, unsigned(tags=tags))
+    mallory = lab.reopen(mallory)
+    mallory.pull()
+    with insider(mallory) as m:
+        assert m.base.devices == devices
+        m.commit(first.root)
     victim.pull()
     assert not (victim.directory / "shared").exists(), "an ordinary version that deletes it"
+
+
+def _skipped(lab: Lab) -> tuple[Workspace, Workspace, Workspace, int]:
+    """A device that has a version skipped; its author, which stays there, with a file more; a liar; that version."""
+    urls = lab.urls("a", "b")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"of the victim"})
+    victim.push("first")
+    author, liar = lab.clone(urls, device="author"), lab.clone(urls, device="mallory")
+    stored = {path for name in "ab" for path in lab.objects(name, "packs")}
+    write(author.directory, {"own": b"of the author"})
+    bad = author.push("lost on the way").version
+    assert bad is not None
+    for path in {path for name in "ab" for path in lab.objects(name, "packs")} - stored:
+        path.unlink()
+    victim.skip(bad, PASSPHRASE)
+    return victim, author, liar, bad
+
+
+def test_who_is_at_a_skipped_version_keeps_its_files_whatever_the_next_version_leaves_out(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a skip a device proposes the policy of before it, then the same without the skip; and it has a version
+    agreed that has the last good tree and says nothing of the skip."""
+    victim, author, liar, _ = _skipped(lab)
+    with victim._session("test") as s:
+        newest = s.newest_state()
+        after = s.devices_of(newest).encode()
+        before = s.devices_of(s.runtime.run(s.group.state_at(newest, newest.v - 1))).encode()
+    assert after != before
+    for attack in (lambda s, base: {"devices": s.put_const(base, before)}, unsigned(tags=())):
+        propose(monkeypatch, liar, attack)
+        liar = lab.reopen(liar)
+    with insider(liar) as m:
+        assert m.base.devices.encode() == after
+        m.commit(m.tree({}))
+    author.pull()
+    assert set(tree_of(author.directory)) == {b"kept", b"own"}
+
+
+def test_a_change_of_the_keys_keeps_what_was_skipped(lab: Lab) -> None:
+    """A policy of new keys is signed while a device sleeps at a skipped version: it still finds the skip."""
+    victim, author, _, bad = _skipped(lab)
+    victim.device_revoke(["mallory"], PASSPHRASE)
+    author.pull()
+    assert set(tree_of(author.directory)) == {b"kept", b"own"}
+    with pytest.raises(UsageError, match="was skipped before"):
+        victim.skip(bad, PASSPHRASE)
 
 
 def test_an_interrupted_clone_of_such_a_version_is_ended_by_a_skip(pair: tuple[Workspace, Workspace], lab: Lab) -> None:

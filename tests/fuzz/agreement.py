@@ -179,7 +179,7 @@ def trusted_device_set(data: bytes) -> Any:
 
 
 def device_set_seeds() -> list[bytes]:
-    policy = DEVICES.policy.signed(ADMIN, slots=((1, drawn("slot")), (2, drawn("slot"))), tags=((1, b"later"),))
+    policy = DEVICES.policy.signed(ADMIN, slots=((1, drawn("slot")), (2, drawn("slot"))), tags=((9, b"later"),))
     tagged = replace(DEVICES, policy_data=policy.encode(), tags=((1, b"later"),), ended_ids=(drawn("ended", 16),))
     return [*seeds_of("devices"), DEVICES.encode(), tagged.encode()]
 

@@ -18,7 +18,7 @@ from fuzz.target import Target, certain, joined_parts, parts_of, replaced
 from metasync.codec import Reader, ascending, encode_tags, u16, u32, u64
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
 from metasync.merge import copies
-from metasync.objects import directory, file, model, skips
+from metasync.objects import directory, file, model
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.session import write_index
@@ -132,12 +132,6 @@ def inner(level: int, *children: tuple[bytes, int]) -> bytes:
 
 def leaf(*entries: tuple[bytes, Entry]) -> bytes:
     return directory.encode_dir(entries, IDS)[-1][1]
-
-
-def skips_seeds() -> list[bytes]:
-    """One skip, and two."""
-    made = skips.Skip(9, 7, 5, b"t" * 32, b"m" * 32, b"p" * 32, 1, b"s" * 64)
-    return [skips.encode_skips([made]), skips.encode_skips([made._replace(at=20, version=12, good=10), made])]
 
 
 def conflict_seeds() -> list[bytes]:
@@ -440,7 +434,6 @@ CONTENT = (
     Target("dir", directory.decode_node, lambda: content_seeds("dir node"), encode_dir_node),
     Target("file", file.decode_node, lambda: content_seeds("file node"), encode_file_node),
     Target("conflict-tag", copies.decode_sides, conflict_seeds, copies.encode_sides),
-    Target("skips", skips.decode_skips, skips_seeds, skips.encode_skips),
     Target("snapshot", model.decode_snapshot, lambda: content_seeds("snapshot"), model.encode_snapshot),
     Target("footer", packfile.decode_footer, lambda: content_seeds("pack footer"), packfile.encode_footer),
     Target("index-root", index.decode_root, lambda: content_seeds("index root"), index.encode_root),

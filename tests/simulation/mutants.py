@@ -62,7 +62,8 @@ MISSING: Final[Mapping[str, str]] = {
     "trim-any-place": "not caught in twenty plans: no push lasts over a change and the trim behind it",
     "trim-new-ids": "a device lists only the storage ids that the config it sees names",
     **dict.fromkeys(
-        ("skip-own-base", "skip-no-return", "skip-not-repeated", "skip-forgets", "skip-oldest"), _READ_BY_SOME
+        ("skip-own-base", "skip-no-return", "skip-not-repeated", "skip-forgets", "skip-oldest", "skip-omitted"),
+        _READ_BY_SOME,
     ),
     "skip-unsigned": "the insider writes no snapshots that open",
     "skip-late": "between the look and the proposal another device would have to get past what none can read",

@@ -97,6 +97,7 @@ from metasync.keys.device_set import (
 )
 from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite
 from metasync.keys.keyring import make_ring, open_keys
+from metasync.keys.policy import Skip, encode_skips
 from metasync.keys.slots import Cost, make_slot
 from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root
 from metasync.store.index import Ref as Named
@@ -1059,6 +1060,26 @@ def policies() -> Cases:
     chain = CHAIN.extended(ADMIN, sign_public(second))
     later = POLICY.signed(second, chain=chain, version=7, keyring=drawn("ring 2"), f=1, tags=((9, b"later"),))
     yield "policy-second", one("of the second epoch, with a tag", later.encode(), value=later, admin=chain.admin)
+    skips = (Skip(9, 5, drawn("tree"), drawn("snapshot")), Skip(20, 0, drawn("empty tree"), bytes(32)))
+
+    def skipping(about: str, tag: bytes) -> Case:
+        return one(about, POLICY.signed(ADMIN, tags=((1, tag),)).encode(), FORMAT)
+
+    said = encode_skips(skips)
+    passed = POLICY.signed(ADMIN, tags=((1, said),))
+    yield "policy-skips", one("6 to 8 were passed over, and 1 to 19 since", passed.encode(), value=passed)
+    for name, about, tag in (
+        ("nothing", "a tag of no bytes", b""),
+        ("65", "65 skips", u8(65) + b"".join(u64(n) + u64(n - 2) + bytes(64) for n in range(2, 67))),
+        ("order", "the newest skip first", u8(2) + said[81:] + said[1:81]),
+        ("twice", "a skip two times", u8(2) + said[1:81] * 2),
+        ("long", "a byte behind the last skip", said + b"\0"),
+        ("short", "a skip that is cut", said[:-1]),
+    ):
+        yield f"policy-bad-skips-{name}", skipping(about, tag)
+    yield "policy-bad-skips-unsigned", altered("skips that the admin key did not sign", tags=passed.tags)
+    bare = replace(passed, tags=()).encode()
+    yield "policy-bad-skips-left-out", one("without the skips that were signed", bare, FORMAT)
     yield "policy-bad-copies", altered("fewer copies than were signed", copies=1)
     yield "policy-bad-f", altered("another f than was signed", f=1)
     yield "policy-bad-chains", altered("other steps than were signed", chains=(("compress", "integrity"),))

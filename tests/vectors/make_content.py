@@ -22,11 +22,9 @@ sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
 from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format
 
 from metasync.codec import padme, text16, u16, u32, u64
-from metasync.keys.derive import sign_public
 from metasync.objects import directory, file, model
 from metasync.objects.chunker import Chunker
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
-from metasync.objects.skips import Skip, encode_skips
 from metasync.store import pack_format as packfile
 from metasync.store import placement, retention
 from metasync.store.index import (
@@ -391,38 +389,6 @@ def of_snapshots() -> Cases:
     for name, (about, data) in bad.items():
         yield f"snapshot-bad-{name}", case("snapshot", about, FORMAT, data)
     yield "snapshot-bad-newer", case("snapshot", "format 2", UPGRADE, b"\2" + good[1:])
-
-
-ADMINS = (digest(20), digest(21))  # private keys of the epochs 1 and 2
-
-
-def skipped(at: int, version: int, good: int, epoch: int) -> Skip:
-    made = Skip(at, version, good, digest(4), digest(5) if good else bytes(32), digest(6), epoch)
-    return made.signed(digest(7), ADMINS[epoch - 1])
-
-
-def of_skips() -> Cases:
-    one, two = skipped(9, 7, 5, 1), skipped(20, 12, 10, 2)
-    signed = {"ns_id": digest(7), "admins": tuple(map(sign_public, ADMINS))}
-    for name, about, value in (
-        ("one", "versions 6 to 8 were passed over, for 7 cannot be read", (one,)),
-        ("two", "and 11 to 19 since, under the admin key of epoch 2", (two, one)),
-        ("empty", "no version before 3 has a tree", (skipped(3, 2, 0, 1),)),
-    ):
-        yield f"skips-{name}", case("skips", about, OK, encode_skips(value), **signed, value=value)
-    good = encode_skips((one,))
-    bad = {
-        "nothing": ("no bytes", b""),
-        "format-0": ("format 0", b"\0" + good[1:]),
-        "newer": ("format 2: a tag that is not understood says nothing", b"\2" + good[1:]),
-        "none": ("no skip", b"\1\0"),
-        "count-65": ("65 of them", b"\1\x41" + good[2:] * 65),
-        "ascending": ("the oldest first", b"\1\2" + good[2:] + encode_skips((two,))[2:]),
-        "trailing": ("a byte behind the last", good + b"\0"),
-        "cut-short": ("a signature of 63 bytes", good[:-1]),
-    }
-    for name, (about, data) in bad.items():
-        yield f"skips-bad-{name}", case("skips", about, FORMAT, data)
 
 
 # --- packs
@@ -935,7 +901,7 @@ def build() -> dict[str, str]:
     """Every vector: file name -> text."""
     out: dict[str, str] = {}
     makers = (of_tags, of_ids, of_dirs, of_splits, of_files, of_chunks, of_snapshots, of_packs, of_footers, of_sizes)
-    for maker in (*makers, of_skips, of_index, of_roots, of_retained, of_placement):
+    for maker in (*makers, of_index, of_roots, of_retained, of_placement):
         for name, value in maker():
             assert f"{name}.json" not in out, name
             out[f"{name}.json"] = json.dumps(value, indent=1) + "\n"

@@ -27,7 +27,6 @@ from metasync.codec import Reader, encode_tags, padme
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import directory, file, model
 from metasync.objects.model import Chunk, Entry, Ids, Kind, ObjectKind
-from metasync.objects.skips import decode_skips, encode_skips
 from metasync.store import index, pack_format, placement
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.store.retained import decode_retained, encode_retained
@@ -106,18 +105,8 @@ CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "pack footer": (pack_format.decode_footer, pack_format.encode_footer),
     "index root": (index.decode_root, index.encode_root),
     "retained list": (decode_retained, encode_retained),
-    "skips": (decode_skips, encode_skips),
 }
 KINDS = {"dir node": ObjectKind.DIR, "file node": ObjectKind.FILE, "snapshot": ObjectKind.SNAPSHOT}
-
-
-@pytest.mark.parametrize("name", of("skips", good=True))
-def test_skips_are_signed(name):
-    case = CASES[name]
-    admins = [bytes.fromhex(key) for key in case["admins"]]
-    for skip in decode_skips(data_of(case)):
-        assert skip.is_of(bytes.fromhex(case["ns_id"]), admins)
-        assert not skip.is_of(bytes.fromhex(case["ns_id"]), admins[::-1])
 
 
 @pytest.mark.parametrize("name", [n for what in CODECS for n in of(what, good=True)])

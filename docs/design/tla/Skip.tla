@@ -1,7 +1,10 @@
 --------------------------------- MODULE Skip ---------------------------------
 (* A version that cannot be read, and the way past it: an admin has the tree  *)
-(* of the last good version agreed on top (format.md, 4.1).  Stands for       *)
-(* sync/skip.py, objects/skips.py, and for what a pull merges from (`pull`).  *)
+(* of the last good version agreed on top (format-agreement.md, 6.4).  Stands *)
+(* for sync/skip.py, keys/policy.py, and for what a pull merges from (`pull`).*)
+(* `skips' of a version is what the policy says that it names.  The model     *)
+(* keeps less of it than the code: a skip may miss those of versions that     *)
+(* cannot be read.                                                            *)
 (*                                                                            *)
 (* The chain of versions is agreed (Instances, Votes).  Version 1 has the     *)
 (* file 10, and every device is at it.  A tree is a set of files: a file does *)
@@ -13,7 +16,8 @@
 (*   "lost"    its file 3 is in its tree and on no backend                    *)
 (*   "delete"  it deletes what it likes                                       *)
 (*   "forge"   it says that versions were skipped, unsigned                   *)
-(*   "omit"    it leaves out what the version before says of skips            *)
+(*   "omit"    it leaves out what the version before says of skips: VOID, for *)
+(*             the policy says it, which the admin key signs                  *)
 (* And ("lose") a backend loses what a device pushed; ("return") what was     *)
 (* gone is there again.                                                       *)
 (*                                                                            *)
@@ -115,7 +119,7 @@ Lie ==
      \/ "delete" \in Lies /\ \E f \in Top.tree : LiarPushes(Top.tree \ {f}, Top.skips, {})
      \/ "forge" \in Lies /\ \E g \in 1..(Newest - 1) : \E t \in {Top.tree, chain[g].tree} :
           LiarPushes(t, Top.skips \cup {[good |-> g, at |-> Newest + 1, tree |-> chain[g].tree, signed |-> FALSE]}, {})
-     \/ "omit" \in Lies /\ Top.skips # {} /\ LiarPushes(Top.tree, {}, {})
+     \/ "omit" \in Lies /\ Broken("skip-omitted") /\ Top.skips # {} /\ LiarPushes(Top.tree, {}, {})
      \/ /\ "lose" \in Lies /\ ~Skipped /\ Newest < VersionMax
         /\ \E f \in Top.tree \ gone : gone' = gone \cup {f}
         /\ UNCHANGED <<chain, removed>>
@@ -152,7 +156,6 @@ NeverOvertaken == \A a \in Admins : ~(plan[a] # None /\ plan[a].newest < Newest 
 NeverTwice     == \A v \in 2..Newest : Cardinality({s \in chain[v].skips : s.signed}) < 2
 NeverReadAgain == ~(Skips(Newest) # {} /\ 3 \notin gone /\ \E v \in 1..Newest : 3 \in chain[v].tree)
 NeverOnlyHere  == ~(Skips(Newest) # {} /\ Top.tree \cap gone # {})
-NeverOmitted   == Kept
 NeverForgotten == \A f \in Devices : \/ f \in Top.index \cup gone \/ \E e \in Devices : f \in work[e]
                                      \/ \A v \in 1..Newest : f \notin chain[v].tree
 =============================================================================
