@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CALM_ROUNDS: Final = 8  # in which all clients must come to one tree after the last fault
 LOOKS_AFTER_LIES: Final = 6
 CALM_S: Final = 3_600.0  # for a round, in virtual time
+_UNDELETED: Final = "were deleted"  # of what `leaps` says where floors may be true or not
 
 
 class Calm:
@@ -147,22 +148,25 @@ class Calm:
 
         A thief closed an acceptor that the fence had not reached, and another one lies or was emptied: that is one more
         than the quorum bears in that version. Or too many of those that were backends then have been emptied since.
-        Whoever was awake is past it.
+        Whoever was awake is past it. Or a backend lies, and shows the logs behind a floor that others have deleted, to
+        one who knows no version with a second device.
         """
         counts = self.play.world.counts
         if op.outcome != "NoQuorumError":
             return False
         robbed = counts["stolen device strikes"] and (self.play.plan.liars or counts["wiped"])
-        if not robbed and not self._was_emptied(op):
+        shown = self.play.plan.floors and self.play.plan.liars and _UNDELETED in op.error
+        if not robbed and not shown and not self._was_emptied(op):
             return False
         self._lost |= {c for c in self.play.clients if c.name == op.client}
-        self.play.world.count("cut off by a thief and a fault" if robbed else "slept until too many were emptied")
+        emptied = "slept over a floor beside a liar" if shown else "slept until too many were emptied"
+        self.play.world.count("cut off by a thief and a fault" if robbed else emptied)
         return True
 
     def _was_emptied(self, op: Operation) -> bool:
         """Whether those who could decide the version that an error names are too few by now."""
         assert self.play.witness is not None
-        named = re.match(r"version (\d+): |.*the logs after version (\d+) (are gone|were deleted)", op.error)
+        named = re.match(rf"version (\d+): |.*the logs after version (\d+) (are gone|{_UNDELETED})", op.error)
         v = 0 if named is None else int(named[1] or int(named[2]) + 1)
         if not 0 < v < len(self.play.witness.chain):  # of what is not decided nobody is past
             return False

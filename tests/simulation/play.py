@@ -427,7 +427,13 @@ class Play:
         return {s.identity: s for s in self.stores.values()}
 
     def _holds_alone(self, store: Store) -> bool:
-        others = {checks.meaning(p) for s in self.stores.values() if s is not store for p in s.objects}
+        """Whether something would be lost with it. A pack under a storage id that was given up is in nobody's reach."""
+        assert self.witness is not None
+        read = {(b.identity, i.storage_id.hex()) for b in self.witness.config.backends for i in b.storage}
+        others = {
+            checks.meaning(p) for s in self.stores.values() if s is not store for p in s.objects
+            if "/packs/" not in p or (s.identity, p.split("/", 2)[1]) in read
+        }  # fmt: skip
         return any(checks.is_content(p) and checks.meaning(p) not in others for p in store.objects)
 
     def empty_removed(self, store: Store) -> None:
