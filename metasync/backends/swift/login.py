@@ -285,7 +285,8 @@ def _refused(login: Login, answer: Answer) -> BackendError:
     if answer.status in (401, 403):
         return RefusedError(f"{attempt}: the server refused the credentials ({answer.status})",
                             next_step=f"Check {login.said_by}, and that they belong to this server.")  # fmt: skip
-    if answer.status in (300, 404, 405) or answer.is_page or answer.status < 300:
+    strange = answer.is_page and answer.status < 500 and answer.status != 429  # a busy server says so in a page as well
+    if answer.status in (300, 404, 405) or strange or answer.status < 300:
         return UnreachableError(
             f"{attempt}: what answered is no {'Keystone v3' if login.kind == 'v3' else 'TempAuth'} ({answer.status})",
             next_step="Check the address to log in at (https://auth.example.org/v3, say), and the network's login.",

@@ -421,6 +421,16 @@ def test_a_login_that_fails(fake: Fake, status: int, expected: type[BackendError
     assert fake.asked == []
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_that_says_so_in_a_page_is_asked_again(fake: Fake, status: int) -> None:
+    """It was told as none that logs anybody in, and left out at once."""
+    fake.log_in = lambda _: Answer(status, PAGE, {"Content-Type": "text/html"})
+    with pytest.raises(BackendError) as caught:
+        open_backend(parse_url("swift://bucket")).stat("a")
+    assert caught.value.retryable
+    assert not isinstance(caught.value, UnreachableError)
+
+
 @pytest.mark.parametrize(
     "body",
     [
