@@ -88,13 +88,13 @@ class Looked:
         on_their_way = late_copies.load(s.db)
         for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
-            if self.sound is not None:
-                self.sound.update((c.backend, record.id) for c in home if c.problem is None)
             self.by.update(c.how for c in (*home, *there))
             self.bytes_read += sum(c.bytes_read for c in copies)
             trail = on_their_way.get(record.id)
             late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
             home, there = ([counted(c, record.name) for c in some] for some in (home, there))
+            if self.sound is not None:
+                self.sound.update((c.backend, record.id) for c in home if c.problem is None)
             verdict = judge(record.name, home, there, wanted, late)
             if verdict.problems or verdict.good < wanted:
                 good = tuple(ids[c.backend] for c in copies if c.problem is None)
