@@ -163,6 +163,7 @@ class LocalDb(State):
         self._path = path
         self._lock = threading.RLock()
         self._depth = 0
+        self._has_grown = False  # objects were cached by this process
 
     @classmethod
     def open(cls, path: str | Path) -> LocalDb:
@@ -326,13 +327,16 @@ class LocalDb(State):
 
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
         rows = ((object_id, int(kind), data) for object_id, kind, data in objects)
+        self._has_grown = True
         self._many("INSERT OR IGNORE INTO objects VALUES (?, ?, ?)", rows)
 
     def drop_objects_of(self, data: bytes) -> None:
         self._execute("DELETE FROM objects WHERE data = ?", (data,))
 
     def may_be_large(self) -> bool:
-        """Whether all tables together have more bytes than any bound of the cached objects forbids. A quick look."""
+        """Whether objects were cached, and all tables have more bytes than the least bound of them. A quick look."""
+        if not self._has_grown:
+            return False
         names = ("page_count", "freelist_count", "page_size")
         pages, free, size = (int(self._execute(f"PRAGMA {name}")[0][0]) for name in names)
         return (pages - free) * size > CACHE_BYTES_SURE

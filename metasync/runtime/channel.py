@@ -29,16 +29,8 @@ THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seco
 HOLD_MAX_S: Final = 30.0  # a server that asks for more is as good as down: its calls fail. The promise of exit code 5
 LEFT_OUT_S: Final = 5.0  # for so long a command waits for a backend that was held back before the command began
 WRITES: Final = frozenset({"create", "put", "delete"})
-_REPEATABLE: Final = {
-    "put",
-    "delete",
-    "get",
-    "stat",
-    "list",
-    "space",
-    "digest",
-    "inventory",
-}  # `backends.wrappers.retry` says why
+# `backends.wrappers.retry` says why.
+_REPEATABLE: Final = {"put", "delete", "get", "stat", "list", "space", "digest", "inventory"}
 
 
 class Calls(Protocol):
