@@ -112,6 +112,29 @@ class Alone:
         """Nothing: no other call is made beside it."""
 
 
+_unbroken = threading.Condition()
+_unbroken_count = [0]
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """Inside, a thread does what must not end halfway: a process that ends of its own accord waits for it."""
+    with _unbroken:
+        _unbroken_count[0] += 1
+    try:
+        yield
+    finally:
+        with _unbroken:
+            _unbroken_count[0] -= 1
+            _unbroken.notify_all()
+
+
+def await_unbroken(timeout_s: float) -> bool:
+    """Waits until no thread is in `unbroken`, so long at most; -> whether none is."""
+    with _unbroken:
+        return _unbroken.wait_for(lambda: not _unbroken_count[0], timeout_s)
+
+
 class Stop(BaseException):
     """Ends an operation from within, as Ctrl-C would: nothing takes it for a failure that can be mended."""
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 EXIT_CODE: Final = 130
+UNBROKEN_S: Final = 10.0  # for what must not end halfway; then whatever it waits for does not come
 
 _pressed: list[int] = []
 
@@ -52,6 +53,8 @@ def end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed pipe is known by now
             stream.flush()
+    if (threads := sys.modules.get("metasync.runtime.threads")) is not None:  # a login that is being renewed, say
+        threads.await_unbroken(UNBROKEN_S)
     os._exit(code)
 
 
