@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
-    from metasync.maintenance import add_backend, backend_states, check, collect, recover, removal, status, upkeep
+    from metasync.maintenance import backend_states, check, collect, recover, status
     from metasync.maintenance import drill as drills
-    from metasync.maintenance import rebalance as rebalancing
     from metasync.maintenance import scrub as scrubbing
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
+    from metasync.moving import add_backend, rebalance, removal, upkeep
     from metasync.store.retention import Keep
     from metasync.sync import first_checkout, push
     from metasync.sync import skip as skipping
 else:
     conflicts, diff, export, log = operations.lazy("history", "conflicts", "diff", "export", "log")
     forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
-    add_backend, check, collect, recover = operations.lazy("maintenance", "add_backend", "check", "collect", "recover")
-    backend_states, drills, removal = operations.lazy("maintenance", "backend_states", "drill", "removal")
-    rebalancing, scrubbing, status, upkeep = operations.lazy("maintenance", "rebalance", "scrub", "status", "upkeep")
+    check, collect, recover, scrubbing = operations.lazy("maintenance", "check", "collect", "recover", "scrub")
+    backend_states, drills, status = operations.lazy("maintenance", "backend_states", "drill", "status")
+    add_backend, rebalance, removal, upkeep = operations.lazy("moving", "add_backend", "rebalance", "removal", "upkeep")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
@@ -70,7 +70,7 @@ class Workspace:
         self._db, self._machine = db, machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened or {})
         self._work = Operations(self._connections, lambda: self.on_event)
-        self._work.upkeep = (lambda: None) if machine is not None else lambda: upkeep.after_push(self._work)
+        self._work.upkeep = lambda: upkeep.after_push(self._work)
         self._locked, self._session = self._work.locked, self._work.session
         self._operation = partial(operations.changing, self._work)
         self._changing = partial(operations.changing, self._work, reopen=True)  # backends may have other names after it
@@ -381,7 +381,7 @@ class Workspace:
         Every copy is verified first, by its store's digest or by reading it; `read_data`: always by reading. Others may
         push meanwhile. Stopped at any point, the next call goes on, on any device. `NoQuorumError`.
         """
-        return rebalancing.rebalance(self._work, dry_run=dry_run, read_data=read_data)
+        return rebalance.rebalance(self._work, dry_run=dry_run, read_data=read_data)
 
     def device_list(self) -> reports.DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""

@@ -217,9 +217,9 @@ CURSOR_KEY: Final = Key("replaced.cursor", COUNT)  # the number in it to look at
 TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
     "trailing", BYTES, "`metasync check` tells which packs lack copies."
 )
-WIPE_KEY: Final = Key("wipe", BYTES, None)  # ways to removed backends that are to be emptied: `maintenance.wipe`
+WIPE_KEY: Final = Key("wipe", BYTES, None)  # ways to removed backends that are to be emptied: `moving.wipe`
 MENDING_KEY: Final = Key("mending", BYTES, None)  # names of packs with a bad copy: `transfer.wrong_copies`
-UPKEEP_KEY: Final = Key("upkeep", COUNT, None)  # when upkeep is tried again, seconds since 1970: `maintenance.upkeep`
+UPKEEP_KEY: Final = Key("upkeep", COUNT, None)  # when upkeep is tried again, seconds since 1970: `moving.upkeep`
 MOVED_KEY: Final = Key("moved", BYTES, None)  # partitions whose packs lie where they belong: `maintenance.moved`
 SWEPT_KEY: Final = Key("swept", BYTES, None)  # the hash of a config under which no surplus copies were left
 SHORT_KEY: Final = Key("short", COUNT)  # how many packs this device stored with fewer copies than promised

@@ -1,1 +1,1 @@
-"""What keeps a workspace sound: check, status, changing backends, recovery."""
+"""What keeps a workspace sound: status, check, repair, scrub, collection, recovery."""

@@ -12,7 +12,6 @@ from metasync.errors import BackendError, MetaSyncError, NoQuorumError
 from metasync.events import Notice, Phase
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.policy import allowing
-from metasync.maintenance.reconfigure import has_copy, where_not
 from metasync.members.found import ID_BYTES
 from metasync.members.key_store import Opened
 from metasync.runtime.effects import Op, each
@@ -20,6 +19,7 @@ from metasync.session.session import Agreed, Session
 from metasync.store import moves, placement
 from metasync.store.index import PackRecord
 from metasync.transfer.copies import Place
+from metasync.transfer.verify import has_copy, where_not
 
 
 @dataclass
@@ -70,7 +70,7 @@ def _without_copy(s: Session, packs: Iterable[PackRecord], lost: Collection[byte
         return [p for p in s.transfer.read_order(record.name) if p.backend_id not in lost]
 
     silent: dict[bytes, BackendError] = {}
-    alone = where_not(s, [(p, has_copy(others(p), p, silent)) for p in packs])
+    alone = where_not(s.runtime, [(p, has_copy(others(p), p, silent)) for p in packs])
     for b in (b for b in s.config.backends if b.backend_id in silent):
         why = silent[b.backend_id].message.removeprefix(f"{b.name}: ")
         raise NoQuorumError(

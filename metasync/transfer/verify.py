@@ -7,13 +7,16 @@ verdict, because a service may encrypt or assemble what it stores: the copy is r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from metasync.errors import NotFoundError, UnreachableError
+from metasync.errors import BackendError, NotFoundError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
+from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
+from metasync.runtime.tasks import Runtime
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.transfer.copies import Place, Transfer, pack_path, read_op
@@ -130,3 +133,41 @@ def _failed(t: Transfer, place: Place, reply: Reply) -> CopyState | None:
         t.down[place.name] = error
         return CopyState(place.name, f"cannot be reached: {error.message}", unknown=True)
     return CopyState(place.name, error.message, unknown=True)
+
+
+def where_not(runtime: Runtime, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, bool]]]) -> list[PackRecord]:
+    """Runs questions about packs, some at a time. -> those with the answer no."""
+    todo = iter(tasks)
+    out: list[PackRecord] = []
+    running: dict[Future[Any], PackRecord] = {}
+    while True:
+        for record, task in todo:
+            running[runtime.start(task)] = record
+            if len(running) >= PACKS_ASKED_AT_ONCE:
+                break
+        if not running:
+            return out
+        finished = runtime.wait(running)
+        out += [record for future in finished if (record := running.pop(future)) and not future.result()]
+
+
+def has_copy(
+    others: Iterable[Place], record: PackRecord, silent: dict[bytes, BackendError] | None = None
+) -> Generator[Any, Any, bool]:
+    """-> bool: one of these holds a copy of the right size. `silent`: gets the errors of those that did not tell, by
+    backend id, where no other one holds any.
+    """
+    errors: dict[bytes, BackendError] = {}
+    for place in others:
+        for storage_id in reversed(place.storage_ids):
+            path = pack_path(storage_id, record.generation, record.name)
+            reply: Reply = yield Op(place.name, "stat", path)
+            if reply.error is None and reply.value == record.size:
+                return True
+            if reply.error is not None and not isinstance(reply.error, NotFoundError):
+                errors[place.backend_id] = reply.error
+            if isinstance(reply.error, UnreachableError):
+                break
+    if silent is not None:
+        silent.update(errors)
+    return False

@@ -1,4 +1,4 @@
-"""Notes packs with a copy that was noticed missing or damaged, for a later push to make good (`maintenance.upkeep`).
+"""Notes packs with a copy that was noticed missing or damaged, for a later push to make good (`moving.upkeep`).
 
 A note is a hint: whoever acts on it looks at every copy first.
 """

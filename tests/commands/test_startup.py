@@ -50,7 +50,7 @@ UNUSED = {
     ),
     *(
         "metasync.members.found",
-        "metasync.maintenance.reconfigure",
+        "metasync.moving.reconfigure",
         "metasync.maintenance.recover",
         "metasync.members.rotation",
     ),

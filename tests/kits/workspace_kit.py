@@ -27,7 +27,8 @@ from metasync.backends.api import Backend, BackendUrl
 from metasync.cli import main
 from metasync.consensus import Group
 from metasync.keys.slots import Cost
-from metasync.maintenance import status, upkeep
+from metasync.maintenance import status
+from metasync.moving import upkeep
 from metasync.session import agreement, open_backend
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend

@@ -14,7 +14,8 @@ from paxos_world import Store, World
 from metasync.consensus import Ref
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.local.state_keys import SWEPT_KEY
-from metasync.maintenance import surplus, sweep, wipe
+from metasync.maintenance import sweep
+from metasync.moving import surplus, wipe
 from metasync.runtime.effects import Op, Reply
 from metasync.session.folder import WIPE_KEY
 from metasync.transfer.copies import Place

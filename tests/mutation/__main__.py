@@ -39,7 +39,17 @@ class Room(NamedTuple):
     tests: tuple[str, ...]
 
 
-_WHOLE: Final = ("attacks", "sync", "workspace", "session", "history", "members", "maintenance", "commands/test_cli.py")
+_WHOLE: Final = (
+    "attacks",
+    "sync",
+    "workspace",
+    "session",
+    "history",
+    "members",
+    "maintenance",
+    "moving",
+    "commands/test_cli.py",
+)
 ROOMS: Final = {
     "merge": Room(("metasync.merge",), ("merge", "sync", "history", "workspace", "attacks")),
     "checkout": Room(("metasync.checkout",), ("checkout", "worktree", *_WHOLE)),
@@ -58,7 +68,8 @@ ROOMS: Final = {
         ("worktree", "checkout", "local", *_WHOLE),
     ),
     "erasing": Room(
-        ("metasync.maintenance.sweep", "metasync.maintenance.surplus", "metasync.maintenance.wipe"), ("maintenance",)
+        ("metasync.maintenance.sweep", "metasync.moving.surplus", "metasync.moving.wipe"),
+        ("maintenance", "moving"),
     ),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }

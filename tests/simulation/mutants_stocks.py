@@ -7,7 +7,8 @@ from typing import Any
 from unittest import mock
 
 from metasync.consensus.records import state
-from metasync.maintenance import collect, moved, rebalance, reconfigure, surplus, sweep
+from metasync.maintenance import collect, moved, sweep
+from metasync.moving import rebalance, reconfigure, surplus
 from metasync.store import moves
 from metasync.store.moves import Places
 from metasync.sync.packing import Packing

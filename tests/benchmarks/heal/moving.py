@@ -17,8 +17,8 @@ from pathlib import Path
 from metasync.config import NO_LIMIT as UNLIMITED
 from metasync.config import Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
 from metasync.keys.slots import Cost
-from metasync.maintenance import surplus
-from metasync.maintenance.surplus import Freed, free
+from metasync.moving import surplus
+from metasync.moving.surplus import Freed, free
 from metasync.reports.backends import RebalanceReport
 from metasync.store.moves import Places
 from metasync.store.placement import placement_of

@@ -13,7 +13,7 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, write
 from metasync.config import Config
 from metasync.consensus import Change
 from metasync.errors import UnreachableError, UsageError, WeakeningError
-from metasync.maintenance import rebalance as rebalancing
+from metasync.moving import rebalance as rebalancing
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import RebalanceReport
 from metasync.session import agreement
@@ -433,7 +433,7 @@ def test_what_nobody_has_is_named_and_blocks_nothing(lab: Lab) -> None:
 
 def moved_and_not_freed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A fourth backend `d` got its data, and the mover died after the trim."""
-    from metasync.maintenance import surplus
+    from metasync.moving import surplus
 
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)

@@ -24,9 +24,10 @@ from typing import Any, Final
 from metasync.config import Config
 from metasync.errors import WorkspaceError
 from metasync.events import Phase, Progress
-from metasync.maintenance import moved, surplus
+from metasync.maintenance import moved
 from metasync.maintenance.holdings import knows_all
-from metasync.maintenance.reconfigure import Wanted, change
+from metasync.moving import surplus
+from metasync.moving.reconfigure import Wanted, change
 from metasync.reports.backends import RebalanceReport, Share
 from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, space

@@ -14,7 +14,7 @@ from typing import Final
 from metasync.errors import CancelledError, MetaSyncError
 from metasync.local import settings
 from metasync.local.state_keys import MENDING_KEY, UPKEEP_KEY
-from metasync.maintenance.rebalance import Deadline, Mover, Tally, rebalance
+from metasync.moving.rebalance import Deadline, Mover, Tally, rebalance
 from metasync.runtime.limits import OFF, UPKEEP, parse_duration
 from metasync.session.session import Operations
 from metasync.transfer import wrong_copies

@@ -15,8 +15,8 @@ from metasync.backends.api import Probes
 from metasync.config import DEFAULT_CAPACITY, NO_LIMIT, Acceptor, BackendEntry, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
-from metasync.maintenance.reconfigure import Wanted, change
 from metasync.members.found import ID_BYTES, NS_BYTES
+from metasync.moving.reconfigure import Wanted, change
 from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
 from metasync.session import agreement, open_backend, space
 from metasync.session.folder import Link

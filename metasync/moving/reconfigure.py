@@ -2,17 +2,16 @@
 
 The order of things: the new root is written and the new acceptors get all they need, the change is agreed by the old
 ones, the old instance is closed, and an empty version on the new config shows that it works. Whoever lost a version to
-somebody else makes the change anew on top of that. Moving the data is a matter of its own (`maintenance.rebalance`):
+somebody else makes the change anew on top of that. Moving the data is a matter of its own (`moving.rebalance`):
 until it is done, what changed hands is read where it was, and further changes are merged into this one (`store.moves`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
@@ -34,8 +33,6 @@ from metasync.errors import (
     BackendError,
     MetaSyncError,
     NoQuorumError,
-    NotFoundError,
-    UnreachableError,
     UsageError,
     WeakeningError,
     WorkspaceError,
@@ -50,13 +47,14 @@ from metasync.members import key_copies, key_store
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Gone, Moving
 from metasync.runtime.effects import Op, Reply, each
-from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
+from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store import moves, placement
 from metasync.store.index import PackRecord
-from metasync.transfer.copies import Place, pack_path
+from metasync.transfer.copies import Place
+from metasync.transfer.verify import has_copy, where_not
 
 Make = Callable[[Config], Config]
 """The wanted backends, from those agreed now. Pure; `UsageError` if they cannot be. May return its argument."""
@@ -241,7 +239,7 @@ def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> list[P
         f" without {leaving} they could not be read"
     )
     here = [p for i, p in s.transfer.places.items() if i == wanted.leaves]
-    if not where_not(s, [(p, has_copy(here, p)) for p in alone]):
+    if not where_not(s.runtime, [(p, has_copy(here, p)) for p in alone]):
         raise OnlyThereError(text, next_step="metasync rebalance")
     raise UsageError(
         text,
@@ -284,45 +282,7 @@ def _without_copy(s: Session, packs: Iterable[PackRecord], leaves: bytes) -> lis
     def others(record: PackRecord) -> list[Place]:
         return [p for p in s.transfer.read_order(record.name) if p.backend_id != leaves]
 
-    return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
-
-
-def where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, bool]]]) -> list[PackRecord]:
-    """Runs questions about packs, some at a time. -> those with the answer no."""
-    todo = iter(tasks)
-    out: list[PackRecord] = []
-    running: dict[Future[Any], PackRecord] = {}
-    while True:
-        for record, task in todo:
-            running[s.runtime.start(task)] = record
-            if len(running) >= PACKS_ASKED_AT_ONCE:
-                break
-        if not running:
-            return out
-        finished = s.runtime.wait(running)
-        out += [record for future in finished if (record := running.pop(future)) and not future.result()]
-
-
-def has_copy(
-    others: Iterable[Place], record: PackRecord, silent: dict[bytes, BackendError] | None = None
-) -> Generator[Any, Any, bool]:
-    """-> bool: one of these holds a copy of the right size. `silent`: gets the errors of those that did not tell, by
-    backend id, where no other one holds any.
-    """
-    errors: dict[bytes, BackendError] = {}
-    for place in others:
-        for storage_id in reversed(place.storage_ids):
-            path = pack_path(storage_id, record.generation, record.name)
-            reply: Reply = yield Op(place.name, "stat", path)
-            if reply.error is None and reply.value == record.size:
-                return True
-            if reply.error is not None and not isinstance(reply.error, NotFoundError):
-                errors[place.backend_id] = reply.error
-            if isinstance(reply.error, UnreachableError):
-                break
-    if silent is not None:
-        silent.update(errors)
-    return False
+    return where_not(s.runtime, [(p, has_copy(others(p), p)) for p in packs])
 
 
 # Making ready.

@@ -8,8 +8,8 @@ import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, write
 
 from metasync.local.state_keys import MENDING_KEY, UPKEEP_KEY
-from metasync.maintenance import upkeep
-from metasync.maintenance.rebalance import Deadline
+from metasync.moving import upkeep
+from metasync.moving.rebalance import Deadline
 from metasync.transfer import wrong_copies
 from metasync.workspace import Workspace
 

@@ -23,7 +23,7 @@ from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.store.index import PackId, PackRecord
 
 if TYPE_CHECKING:
-    from metasync.maintenance.rebalance import Mover
+    from metasync.moving.rebalance import Mover
 
 
 @dataclass

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from metasync.errors import UnreachableError, UsageError
-from metasync.maintenance import add_backend, wipe
-from metasync.maintenance.rebalance import rebalance
-from metasync.maintenance.reconfigure import OnlyThereError, unchanged
+from metasync.moving import add_backend, wipe
+from metasync.moving.rebalance import rebalance
+from metasync.moving.reconfigure import OnlyThereError, unchanged
 from metasync.reports.backends import BackendChange, Moving
 from metasync.session.session import Operations
 from metasync.sync.operations import changing
