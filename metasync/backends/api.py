@@ -21,6 +21,7 @@ __all__ = [
     "BackendError",
     "BackendUrl",
     "Cautions",
+    "Change",
     "Digest",
     "DigestKind",
     "ExplainsForm",
@@ -39,6 +40,7 @@ __all__ = [
     "TellsSpace",
     "UnreachableError",
     "UsageError",
+    "Watches",
     "check_part",
     "count_bytes",
     "is_name",
@@ -50,8 +52,8 @@ __all__ = [
 LogForm = Literal["log", "block", "none"]
 """How a backend may vote: `log` (atomic create), `block` (without: it looks, then writes), `none` (holds data only)."""
 
-DigestKind = Literal["sha256", "md5"]
-"""Digests that stores tell. The name of a pack is its SHA-256; its MD5 stands in the pack index."""
+DigestKind = Literal["sha256", "md5", "sha1", "content_hash", "quickxor"]
+"""Digests that stores tell (`digests.KINDS`). The name of a pack is its SHA-256; others stand in the pack index."""
 
 
 class Listed(NamedTuple):
@@ -98,6 +100,19 @@ class Inventory(NamedTuple):
     items: tuple[Item, ...]
     cursor: str
     more: bool
+
+
+class Change(NamedTuple):
+    """What a watch ended with.
+
+    cursor   where to watch on
+    changed  whether anything below the folder may have changed since the cursor that was given
+    after_s  for how many seconds the server asks not to be asked again
+    """
+
+    cursor: str
+    changed: bool
+    after_s: float = 0.0
 
 
 @runtime_checkable
@@ -194,6 +209,21 @@ class Inventories(Protocol):
         `cursor` "" begins. What is written or removed while pages are asked for may be in them or not; a feed tells it
         afterwards. Of changes only the last of a name need be told. `NotFoundError`: this cursor is too old, begin
         anew. An inventory is a hint, as a list is: nothing is deleted on its word.
+        """
+        ...
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """Optional power: waits at the store until something changes, in the place of asking again and again."""
+
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        """Waits until something below a folder, which is not the root, changes; for `timeout_s` or about that long.
+
+        `cursor` "" begins: it returns at once, with `changed`. `NotFoundError`: this cursor is too old, begin anew.
+        Changes of one's own count as well. A hint: it may say that something changed where nothing did, and whoever
+        must not miss anything looks now and then all the same. It is no call like the others: it takes no place of
+        theirs, and a long wait for it says nothing about the store. A process that ends need not wait for it.
         """
         ...
 

@@ -252,7 +252,7 @@ class _Scrub:
             differing[h.place.name] = list(h.told.differing(self.wanted[h.place.backend_id]))
             self.compared += len(h.told.parts.keys() | self.wanted[h.place.backend_id].keys())
         self._find(packs.values(), {p for some in differing.values() for p in some})
-        marks = {key: inventory.marks_of(record) for key, record in self.records.items()}
+        marks = {key: inventory.marks_of(record, s.form.digests) for key, record in self.records.items()}
         for h in heard:
             assert h.told is not None
             right = self.wanted[h.place.backend_id]

@@ -199,11 +199,13 @@ class Session:
 
     @cached_property
     def form(self) -> PackFormat:
+        from metasync.backends.digests import KINDS
         from metasync.backends.registry import digest_kind
         from metasync.session.open_backend import chain_of
         from metasync.store.packs import PackFormat, WorkspacePackKeys
 
         c = self.config
+        told = {digest_kind(b.scheme) for b in c.backends if b.storage}
         return PackFormat(
             keys=WorkspacePackKeys(self.keys),
             chains=tuple(chain_of(names) for names in c.chains),
@@ -211,7 +213,7 @@ class Session:
             level=c.compression_level,
             segment_bytes=c.segment_bytes,
             pack_bytes=c.pack_bytes,
-            md5=any(digest_kind(b.scheme) == "md5" for b in c.backends if b.storage),
+            digests=tuple(kind for kind in sorted(KINDS) if kind in told),
         )
 
     @cached_property

@@ -20,6 +20,7 @@ from itertools import pairwise
 from operator import attrgetter, lt
 from typing import NamedTuple, TypeAlias
 
+from metasync.backends.digests import KINDS
 from metasync.codec import UPGRADE, Reader, Tags, check_format, encode_tags, u8, u32, u64
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
@@ -35,7 +36,6 @@ from metasync.store.pack_format import (
 )
 
 FORMAT = 1
-MD5_TAG = 1  # of a pack's record; 2 is kept for SHA-1, 3 for Dropbox's content hash, 4 for quickXorHash
 INLINE_TAG = 1  # of a root's entry: the bytes of the segment, whose SHA-256 is its name then
 TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
@@ -88,11 +88,12 @@ class PackRecord(NamedTuple):
         tags = {**dict(self.tags), **dict(newer.tags)}
         return self._replace(tags=tuple(sorted(tags.items())))
 
-    @property
-    def md5(self) -> bytes | None:
-        """The MD5 of the whole pack, if whoever stored it noted it: some stores tell that of what they hold."""
-        md5 = dict(self.tags).get(MD5_TAG, b"")
-        return md5 if len(md5) == 16 else None
+    def digest(self, kind: str) -> bytes | None:
+        """The digest of the whole pack of a kind (`digests.KINDS`), if whoever stored it noted it: stores tell it."""
+        if kind == "sha256" or kind not in KINDS:
+            return self.name if kind == "sha256" else None
+        told = dict(self.tags).get(KINDS[kind].tag, b"")
+        return told if len(told) == KINDS[kind].size else None
 
 
 @dataclass(slots=True, eq=False)

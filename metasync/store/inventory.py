@@ -184,11 +184,11 @@ def place_on_circle(name: bytes, backend_id: bytes, begin: int) -> int:
     return (place - begin) % CIRCLE
 
 
-def marks_of(record: PackRecord) -> tuple[bytes, ...] | None:
-    """The beginnings of the digests that a store may tell of a pack, or of none; None where not all are known."""
-    if record.md5 is None:
-        return None
-    return _NO_MARK, record.name[:_MARK_BYTES], record.md5[:_MARK_BYTES]
+def marks_of(record: PackRecord, kinds: Iterable[str]) -> tuple[bytes, ...] | None:
+    """The beginnings of the digests that stores of these kinds may tell of a pack, or of none; None where one of them
+    was not noted."""
+    digests = [record.digest(kind) for kind in ("sha256", *kinds)]
+    return None if None in digests else (_NO_MARK, *(digest[:_MARK_BYTES] for digest in digests if digest is not None))
 
 
 def _digest(data: bytes) -> bytes:

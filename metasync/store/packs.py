@@ -17,7 +17,8 @@ from functools import lru_cache
 from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from metasync.codec import padme
+from metasync.backends.digests import KINDS, digest_of
+from metasync.codec import Tags, padme
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
 from metasync.keys.derive import derive
 from metasync.keys.keyring import WorkspaceKeys
@@ -72,7 +73,7 @@ class SealedPack(NamedTuple):
     header: Header
     segments: tuple[Segment, ...]
     places: bytes
-    md5: bytes | None = None  # where its format has it
+    tags: Tags = ()  # the digests that its format asks for
 
     @property
     def footer(self) -> Footer:
@@ -90,7 +91,7 @@ class PackFormat:
     level: int
     segment_bytes: int
     pack_bytes: int
-    md5: bool = False  # whether packs are to have one, for stores that tell it of what they hold
+    digests: tuple[str, ...] = ()  # kinds that packs are to have, for stores that tell them of what they hold
 
     def context(self, header: bytes, h: Header, number: int, raw_bytes: int, digest: bytes | None = None) -> Context:
         return Context(
@@ -162,8 +163,8 @@ def seal_pack(
         parts.append(chain.seal(bytes(padme(size) - size), at_padding))
     name, salt = _named(parts, salt, stored_footer + trailer, choose)
     data = b"".join((*parts, salt, stored_footer, trailer))
-    md5 = hashlib.md5(data, usedforsecurity=False).digest() if form.md5 else None
-    return SealedPack(name, data, h, tuple(table), bytes(places), md5)
+    tags = tuple(sorted((KINDS[kind].tag, digest_of(kind, data)) for kind in form.digests))
+    return SealedPack(name, data, h, tuple(table), bytes(places), tags)
 
 
 def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | None) -> tuple[bytes, bytes]:

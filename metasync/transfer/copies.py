@@ -21,7 +21,7 @@ from metasync.keys.derive import sha256
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work, patience_s
 from metasync.store import pack_format
-from metasync.store.index import MD5_TAG, PackRecord
+from metasync.store.index import PackRecord
 from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement, partition_of, placement_of
 from metasync.transfer.estimates import ESTIMATES_KEY, Estimates, timed
@@ -198,8 +198,7 @@ def read_op(place: Place, path: str, size: int, urgency: Urgency, *, whole: bool
 def record_of(pack: SealedPack, generation: int) -> PackRecord:
     """What an index says of a sealed pack."""
     header = pack.data[: pack_format.HEADER_BYTES]
-    tags = ((MD5_TAG, pack.md5),) if pack.md5 is not None else ()
-    return PackRecord(pack.name, generation, len(pack.data), header, pack.segments, tags=tags)
+    return PackRecord(pack.name, generation, len(pack.data), header, pack.segments, tags=pack.tags)
 
 
 @dataclass

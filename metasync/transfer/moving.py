@@ -90,7 +90,7 @@ def _verified(
     size, kind, digest = told.value
     if size != record.size:
         return _ABSENT
-    expected = record.name if kind == "sha256" else record.md5 if kind == "md5" else None
+    expected = record.digest(kind)
     if digest is not None and digest == expected and not read_data:
         return ""
     reply: Reply = yield read_op(place, path, record.size, Urgency.LATER)

@@ -87,7 +87,7 @@ def _asked(
     size, kind, told = reply.value
     if size != record.size:
         return CopyState(place.name, f"has {size} bytes instead of {record.size}")
-    expected = record.name if kind == "sha256" else record.md5 if kind == "md5" else None
+    expected = record.digest(kind)
     if told is not None and expected is not None:
         if told == expected:
             return CopyState(place.name, None, how="digest")

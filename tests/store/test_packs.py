@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from content_kit import (
     pack_format,
 )
 
+from metasync.backends.digests import KINDS, digest_of
 from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
 from metasync.objects.model import ObjectKind
@@ -45,6 +47,7 @@ from metasync.store.packs import (
     read_segment,
     seal_pack,
 )
+from metasync.transfer.copies import record_of
 from metasync.translators._base import IntegrityError
 
 KIB = 1 << 10
@@ -150,6 +153,19 @@ def test_padding_is_exact(size):
     (pack,) = pack_all([blob(noise(size))], form)
     fixed = packfile.HEADER_BYTES + (size + 16) + 16 + (len(packfile.encode_footer(pack.footer)) + 16) + (4 + 16)
     assert len(pack.data) == padme(fixed)
+
+
+def test_a_pack_has_the_digests_that_its_format_asks_for():
+    form = replace(pack_format(), digests=("content_hash", "md5", "sha1"))
+    (pack,) = pack_all([blob(b"abc")], form)
+    assert pack.tags == tuple((KINDS[kind].tag, digest_of(kind, pack.data)) for kind in ("md5", "sha1", "content_hash"))
+    (plain,) = pack_all([blob(b"abc")], pack_format())
+    assert plain.tags == ()
+    record = record_of(pack, 3)
+    assert record.digest("sha256") == pack.name
+    assert record.digest("content_hash") == digest_of("content_hash", pack.data)
+    assert (record.digest("crc"), record_of(plain, 3).digest("md5")) == (None, None)
+    assert record._replace(tags=((KINDS["sha1"].tag, b"short"),)).digest("sha1") is None
 
 
 def test_a_large_chunk_is_a_segment_alone():

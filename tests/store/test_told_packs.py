@@ -7,8 +7,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasync.backends.digests import KINDS
 from metasync.errors import FormatError
-from metasync.store.index import MD5_TAG, PackRecord
+from metasync.store.index import PackRecord
 from metasync.store.inventory import ENTRY_BYTES, Listing, Told, entry, key_of, marks_of, place_on_circle, wanted
 from metasync.store.placement import Placement, Target, partition_of
 
@@ -18,14 +19,14 @@ PARTITIONS = 8
 
 
 def record(n: int, size: int = 70, md5: bytes | None = None) -> PackRecord:
-    tags = () if md5 is None else ((MD5_TAG, md5),)
+    tags = () if md5 is None else ((KINDS["md5"].tag, md5),)
     return PackRecord(n.to_bytes(2, "big") * 16, 0, size, bytes(38), (), tags)
 
 
 PACKS = [record(n, md5=bytes([n]) * 16) for n in range(40)]
 PLACEMENT = Placement([Target(bytes([i]) * 16, 1) for i in range(3)], copies=2, partitions=PARTITIONS)
 WANTED = wanted(PACKS, PLACEMENT)
-MARKS = {key_of(p.id): marks_of(p) for p in PACKS}
+MARKS = {key_of(p.id): marks_of(p, ["md5"]) for p in PACKS}
 BACKEND = bytes([1]) * 16
 MINE = [p for p in PACKS if BACKEND in PLACEMENT.primary(p.name)]
 
@@ -74,11 +75,11 @@ def test_one_that_is_wrong_is_found_in_its_partition(how: str) -> None:
 
 def test_a_right_digest_is_nothing_wrong_and_an_unknown_one_neither() -> None:
     told, one = told_of(MINE), MINE[-1]
-    for digest in (one.name, one.md5):
+    for digest in (one.name, one.digest("md5")):
         told.put(one.id, entry(one.id, one.size, digest))
         (p,) = told.differing(WANTED[BACKEND])
         assert told.wrong_in(p, WANTED[BACKEND][p], MARKS) == {}
-    assert marks_of(record(1)) is None
+    assert marks_of(record(1), ["md5"]) is None
     told.put(one.id, entry(one.id, one.size, b"?" * 16))
     assert told.wrong_in(p, WANTED[BACKEND][p], {**MARKS, key_of(one.id): None}) == {}
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
 from content_kit import IDS, AtOnce, FakeBackend, Object, blob, digest, noise, pack_all, pack_format, run
 
+from metasync.backends.digests import KINDS, digest_of
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
 from metasync.objects import directory
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Urgency
 from metasync.store import pack_format as packfile
-from metasync.store.index import MD5_TAG, Index, PackRecord, make_segment
+from metasync.store.index import Index, PackRecord, make_segment
 from metasync.store.pack_format import Located
 from metasync.store.placement import Placement, Target
 from metasync.transfer.contents import Contents
@@ -425,11 +425,12 @@ def checked(world: World, **more: Any) -> list[CopyState]:
     return run(check_pack(world.t, world.record, read_data=False, **more), world.backends)[0]
 
 
-@pytest.mark.parametrize("kind", ["sha256", "md5"])
+@pytest.mark.parametrize("kind", ["sha256", *KINDS])
 def test_check_compares_the_digest_that_a_store_tells(world, kind):
     world.stored()
-    world.record = world.record._replace(tags=((MD5_TAG, hashlib.md5(world.pack.data).digest()),))
-    world.first.tells = kind, lambda data: hashlib.new(kind, data).digest()
+    tags = tuple((of.tag, of.make(world.pack.data)) for of in KINDS.values())
+    world.record = world.record._replace(tags=tags)
+    world.first.tells = kind, lambda data: digest_of(kind, data)
     pieces = dict.fromkeys(world.order, 0)
     told, other = checked(world, pieces=pieces)
     assert (told.problem, told.how, told.bytes_read) == (None, "digest", 0)
@@ -448,7 +449,7 @@ def test_a_digest_that_says_nothing(world, tells):
     world.first.tells = tells[0], lambda _: tells[1]
     (state, _) = checked(world)
     assert (state.problem, state.how) == (None, "size")
-    world.record = world.record._replace(tags=((MD5_TAG, b"n" * 16),))
+    world.record = world.record._replace(tags=((KINDS["md5"].tag, b"n" * 16),))
     (state, _) = checked(world)
     assert (state.problem, state.how) == (None, "read" if tells[0] == "md5" and tells[1] is not None else "size")
 
