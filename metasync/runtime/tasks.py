@@ -403,16 +403,16 @@ class Runtime:
             self._wake(token, Reply(error=UnreachableError(f"{op.backend}: too many calls are waiting")), None)
 
     def _watch(self, name: str, *, again: bool = False) -> None:
-        """Asks a backend's `watch` now and then, while calls are under way, whether it hangs."""
-        watch = getattr(self._backends.get(name), "watch", None)
-        if watch is None or (again and not self._channels[name].busy()):
+        """Asks a backend's `look` now and then, while calls are under way, whether it hangs."""
+        look = getattr(self._backends.get(name), "look", None)
+        if look is None or (again and not self._channels[name].busy()):
             self._watched.discard(name)
             return
         self._watched.add(name)
         token = self._next_token
         self._next_token += 1
         self._waiting[token] = lambda _value, _error: self._watch(name, again=True)
-        self._timer(token, watch())
+        self._timer(token, look())
 
     # branches
 

@@ -16,7 +16,7 @@ effect, as any request whose answer got lost (providers.md, section 1.3).
 then on the backend is given twice the time that this answer took.
 
 A blocked call cannot be ended. Whoever carries it out (`effects.Carried`) leaves it behind, with its thread: a channel,
-whose runtime looks by `watch` whether the backend hangs; or the caller itself. At most CALLS_MAX are left behind.
+whose runtime asks by `look` whether the backend hangs; or the caller itself. At most CALLS_MAX are left behind.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ class Breaker(Wrapper):
         flight.carried = alone = Alone("call", lambda: self._carry(flight, do))
         alone.start()
         while not alone.outcome.done():
-            self._wait(alone.outcome, self.watch())
+            self._wait(alone.outcome, self.look())
         return cast(T, alone.outcome.result())
 
-    def watch(self) -> float:
+    def look(self) -> float:
         """Gives up the calls under way if the backend hangs. -> in how many seconds to look again if there are any."""
         with self._lock:
             now, heard_at = self._clock(), self._circuit.heard_at

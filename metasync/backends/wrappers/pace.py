@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from metasync.backends._shared.http import MOST_S as HOLD_MOST_S
-from metasync.backends.api import Backend, BackendUrl
+from metasync.backends.api import Backend, BackendUrl, Change
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, HeldBackError
 from metasync.runtime.effects import CARRIED
@@ -191,6 +191,9 @@ class Paced(Wrapper):
                 if (carried := CARRIED.get()) is not None:
                     carried.refused(error.retry_after_s)
             raise
+
+    def _watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        return self.around(Call("watch", path), lambda: super(Paced, self)._watch(path, cursor, timeout_s))
 
     def _tell(self, until: float, held_s: float) -> None:
         if held_s >= TELL_S and until > self._told_until + TELL_S:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from metasync.backends.api import Backend
+from metasync.backends.api import Backend, Change
 from metasync.backends.registry import TRACE_VARIABLE
 from metasync.backends.wrappers.wrapper import ATTEMPT, Call, T, Wrapper
 from metasync.errors import MetaSyncError, UsageError
@@ -117,6 +117,9 @@ class Traced(Wrapper):
                 told = self._pending.pop(number, None) is None
             if not told:
                 self._tell(began, call, attempt, outcome, down_bytes)
+
+    def _watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        return self.around(Call("watch", path), lambda: super(Traced, self)._watch(path, cursor, timeout_s))
 
     def close(self) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
-from metasync.backends.api import Backend, Inventories, Inventory, Listed, LogForm
+from metasync.backends.api import Backend, Change, Inventories, Inventory, Listed, LogForm, Watches
 from metasync.errors import BackendError, UnreachableError
 
 T = TypeVar("T")
@@ -28,9 +28,10 @@ CallKind: TypeAlias = Literal[
     "sweep",
     "digest",
     "inventory",
+    "watch",
 ]
 _ASKED: tuple[CallKind, ...] = ("space", "probe", "sweep", "digest")
-_SAID = ("digest_kind", "watch", "form_reason", "caution")
+_SAID = ("digest_kind", "look", "form_reason", "caution")
 WRITES: frozenset[CallKind] = frozenset({"create", "put", "delete"})
 
 ATTEMPT: ContextVar[int] = ContextVar("attempt", default=1)
@@ -61,6 +62,8 @@ class Wrapper:
         mine.update((power, getattr(inner, power)) for power in _SAID if hasattr(inner, power))
         if hasattr(inner, "inventory"):
             mine["inventory"] = self._inventory
+        if hasattr(inner, "watch"):
+            mine["watch"] = self._watch
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
@@ -108,6 +111,10 @@ class Wrapper:
     def _inventory(self, path: str, cursor: str) -> Inventory:
         inner = cast(Inventories, self.inner)
         return self.around(Call("inventory", path), lambda: inner.inventory(self.below(path), cursor))
+
+    def _watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        """Past `around`: a long wait takes nobody's place, and is no sign of a store that hangs."""
+        return cast(Watches, self.inner).watch(self.below(path), cursor, timeout_s)
 
     def _power(self, kind: CallKind) -> Callable[..., Any]:
         return lambda *path: self.around(Call(kind, *path), lambda: getattr(self.inner, kind)(*map(self.below, path)))

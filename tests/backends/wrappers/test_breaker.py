@@ -236,7 +236,7 @@ def test_all_calls_under_way_end_together(breaker: Breaker, faulty: FaultyBacken
     while not faulty.calls["put"]:
         pass
     time.now = PATIENCE_S
-    breaker.watch()
+    breaker.look()
     pack.join(60)
     small_one.join(60)
     assert len(errors) == 2
@@ -267,7 +267,7 @@ def test_a_call_beside_a_large_one_is_given_its_time(breaker: Breaker, faulty: F
         while not faulty.calls[kind]:
             pass
     time.now = PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S - 1
-    assert breaker.watch() == 1
+    assert breaker.look() == 1
     assert breaker.state == "closed"
     faulty.release()
     for caller in callers:
@@ -285,10 +285,10 @@ def test_a_backend_that_answers_others_does_not_hang(breaker: Breaker, faulty: F
     time.now = PATIENCE_S - 1
     assert breaker.get("a", max_bytes=9) == b"content"
     time.now = 2 * PATIENCE_S - 1.5
-    assert breaker.watch() == 0.5, "so long it may still take"
+    assert breaker.look() == 0.5, "so long it may still take"
     assert breaker.state == "closed"
     time.now = 2 * PATIENCE_S - 1
-    breaker.watch()
+    breaker.look()
     assert breaker.state == "open"
     stuck.join(60)
     assert len(done) == 1

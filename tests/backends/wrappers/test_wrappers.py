@@ -10,10 +10,22 @@ from typing import ClassVar
 import pytest
 from contract_kit import SMALL, passes
 
-from metasync.backends.api import Backend, Digest, DigestKind, LogForm, Probes, Space, TellsDigests, TellsSpace
+from metasync.backends.api import (
+    Backend,
+    Change,
+    Digest,
+    DigestKind,
+    LogForm,
+    Probes,
+    Space,
+    TellsDigests,
+    TellsSpace,
+    Watches,
+)
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.backends.wrappers.breaker import Breaker
+from metasync.backends.wrappers.pace import Account, Paced
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.trace import Traced
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed, Wrapper, layers
@@ -401,3 +413,53 @@ def test_plans_are_as_before() -> None:
 
 EXPECTED_REQUESTS = [9]
 EXPECTED_REPLIES = [10]
+
+
+class Watching(MemoryBackend):
+    """A store that can be watched; it notes for what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, str, float]] = []
+        self.error: BackendError | None = None
+
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        self.asked.append((path, cursor, timeout_s))
+        if self.error is not None:
+            raise self.error
+        return Change("next", True, 2.0)
+
+
+def test_a_watch_goes_through_every_wrapper_as_what_it_is() -> None:
+    inner = Watching()
+    wrapped = Retrying(Breaker(Prefixed(Traced(inner, "m", lambda _line: None), "folder")))
+    assert isinstance(wrapped, Watches)
+    assert wrapped.watch("a", "here", 30.0) == Change("next", True, 2.0)
+    assert inner.asked == [("folder/a", "here", 30.0)]
+    assert not isinstance(Retrying(Breaker(MemoryBackend())), Watches)
+
+
+def test_a_watch_is_no_call_of_the_breaker_and_is_not_repeated() -> None:
+    """A long poll that ends without an answer says nothing about the store."""
+    inner = Watching()
+    breaker = Breaker(inner)
+    wrapped = Retrying(breaker)
+    inner.error = UnreachableError("no answer")
+    for _ in range(9):
+        with pytest.raises(UnreachableError):
+            wrapped.watch("a", "", 30.0)
+    assert (breaker.state, len(inner.asked)) == ("closed", 9)
+    assert isinstance(breaker.look(), float)
+
+
+def test_an_account_that_asked_for_fewer_requests_is_not_watched_either(tmp_path: Path) -> None:
+    inner, clock = Watching(), Clock()
+    paced = Paced(inner, Account(str(tmp_path / "account"), clock=clock, wall=clock))
+    inner.error = BackendError("busy", retry_after_s=9.0)
+    for _ in range(2):
+        with pytest.raises(BackendError):
+            paced.watch("a", "", 30.0)
+    assert len(inner.asked) == 1
+    clock.sleep(10)
+    inner.error = None
+    assert paced.watch("a", "", 30.0).cursor == "next"
