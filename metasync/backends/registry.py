@@ -31,6 +31,9 @@ _BUILT_IN = {
     "webdav": "metasync.backends.webdav:WebDavBackend",
     "webdav+http": "metasync.backends.webdav:PlainWebDavBackend",
 }
+LINKED = frozenset({"dropbox", "onedrive", "box", "gdrive"})
+"""The schemes whose stores are reached by a linked account (`_shared.logins`), which `account` names in the URL."""
+
 _ALIASES = {"gs": "gcs", "webdav+https": "webdav"}
 """Other names for a scheme, which a URL never keeps: one store has one name."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from metasync.backends.api import LogForm, Probes
-from metasync.backends.registry import TRACE_VARIABLE, is_own, open_backend, parse_url
+from metasync.backends.registry import LINKED, TRACE_VARIABLE, is_own, open_backend, parse_url
 from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import layers
@@ -54,6 +54,7 @@ class NewBackend:
 
 
 FIRST_ANSWER_S: Final = 20.0  # for name look-up, TLS, a login, a disk that spins up
+LOGIN_S: Final = 30.0  # for a linked account's token, which another server gives; the store's own time begins after it
 SLOW_S: Final = 0.5  # to open a backend, and it is told that it is waited for
 FIRST_PATH: Final = "metasync"  # no object is called so
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
@@ -264,13 +265,19 @@ def _in_time(
 
     A backend whose thread has not come back is not opened again, so a process leaves at most one thread for each.
     """
-    attempt = Alone(f"open-{name}", opening)
+    has_token = threading.Event()
+    attempt = Alone(
+        f"open-{name}", opening if url.scheme not in LINKED else lambda: _logged_in(name, url, opening, has_token)
+    )
     with _opening_lock:
         before = _opening.get(url.location)
         if before is not None and before.is_stuck():
             raise _opening_hangs(url, f"{name}: an earlier attempt to open it has not come back")
         _opening.pop(url.location, None)
         attempt.start()
+    if url.scheme in LINKED and not has_token.wait(SLOW_S):
+        on_slow()
+        has_token.wait(LOGIN_S)
     at_once_s = min(SLOW_S, seconds)
     if not wait([attempt.outcome], at_once_s).done:
         on_slow()
@@ -279,6 +286,19 @@ def _in_time(
             _opening[url.location] = attempt
         raise _opening_hangs(url, f"{name}: it did not open within {seconds:g} s")
     return cast("Backend", attempt.outcome.result())
+
+
+def _logged_in(name: str, url: BackendUrl, opening: Callable[[], Backend], has_token: threading.Event) -> Backend:
+    """Opens a store of a linked account once the account's token is live; `has_token` is set then, or if it fails."""
+    from metasync.backends._shared.logins import open_login
+
+    try:
+        open_login(url.scheme, dict(url.params).get("account")).token()
+    except BackendError as error:
+        raise error.on(name) from error
+    finally:
+        has_token.set()
+    return opening()
 
 
 def _opening_hangs(url: BackendUrl, message: str) -> OpeningHangsError:

@@ -133,12 +133,11 @@ class Login:
 
     def _ended(self, kept: Grant, ended: oauth.EndedError) -> RefusedError:
         if not kept.renewing_at:
-            return RefusedError(ended.message, next_step=self._place.step)
+            return self._place.refused(ended.message)
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.renewing_at))
-        return RefusedError(
-            f"the login to {self._place.provider.title} is lost: its renewal on {at} broke off, and"
-            f" {self._place.provider.title} gives each answer once",
-            next_step=self._place.step,
+        title = self._place.provider.title
+        return self._place.refused(
+            f"the login to {title} is lost: its renewal on {at} broke off, and {title} gives each answer once"
         )
 
     def _checked(self, grant: Grant) -> Grant:

@@ -109,9 +109,17 @@ class Place:
 
     @property
     def step(self) -> str:
-        """The command that mends this login."""
+        """What mends this login."""
+        return f"Run: {self._command}"
+
+    @property
+    def _command(self) -> str:
         label = "" if self.account == DEFAULT else f" --account {self.account}"
-        return f"{self.provider.step}{label}"
+        return f"metasync auth {self.provider.name}{label}"
+
+    def refused(self, what: str) -> RefusedError:
+        """The error of a login that needs to be linked. Its text names the command: warnings show the text alone."""
+        return RefusedError(f"{what}; `{self._command}` links it", next_step=self.step)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -142,18 +150,19 @@ class Place:
             secret = from_keyring(self._entry, {})  # whatever the environment says now: the login was put there
             if secret is None:
                 raise RefusedError(
-                    f"the login to {self.provider.title} is not in the system's keyring, or the keyring is locked",
-                    next_step=f"Unlock it. Or link the account again. {self.step}",
+                    f"the login to {self.provider.title} is not in the system's keyring, or the keyring is locked;"
+                    f" `{self._command}` links it anew",
+                    next_step=f"Unlock it, or link the account anew. {self.step}",
                 )
             found = _object(secret.encode())
         grant = _decoded(found)
         if grant is None or (grant.provider, grant.account) != (self.provider.name, self.account):
-            raise RefusedError(f"the login in {self.path} is damaged", next_step=self.step)
+            raise self.refused(f"the login in {self.path} is damaged")
         return grant
 
     def not_linked(self) -> RefusedError:
         named = "" if self.account == DEFAULT else f" as {self.account}"
-        return RefusedError(f"no account of {self.provider.title} is linked{named}", next_step=self.step)
+        return self.refused(f"no account of {self.provider.title} is linked{named}")
 
     def write(self, grant: Grant) -> None:
         """Keeps a login in the place of the one before. `OSError` where the file cannot be written."""
