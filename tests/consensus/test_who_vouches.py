@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from paxos_world import World
 
 from metasync.consensus import leaps
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.hints import AHEAD_MAX
 from metasync.errors import DamagedError
 from metasync.runtime.effects import Task
@@ -206,14 +208,14 @@ class Way:
         held = SimpleNamespace(certificates=[*devices.values()], get=devices.get)
         return SimpleNamespace(base=state, devices=held)
 
-    def sure(self) -> int:
+    def sure(self, *, logs: bool = True) -> int:
         entries: Any = [
             SimpleNamespace(entry=SimpleNamespace(device_id=name.encode()), verifies=lambda _, right=right: right)
             for name, right in self.signers.items()
         ]
         start, high = SimpleNamespace(v=0), SimpleNamespace(v=10)
         enter: Any = saying(self._at)
-        return int(do(leaps._borne_out_to(ME, enter, self._at(start), high, entries)).v)  # type: ignore[arg-type]
+        return int(do(leaps._borne_out_to(ME, enter, self._at(start), high, entries, logs=logs)).v)  # type: ignore[arg-type]
 
 
 def test_two_devices_or_this_one_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +261,216 @@ def test_where_there_is_but_one_other_device_its_word_is_enough(monkeypatch: pyt
     assert (way.sure(), way.read) == (10, [0]), "from version 5 on"
 
 
+def test_whoever_asks_the_logs_otherwise_gets_what_devices_vouch_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    way = Way(monkeypatch, x=True)
+    way.logs = {0: 4}
+    assert (way.sure(logs=False), way.read) == (0, [])
+    way.heads = {b"y": 6}
+    assert (way.sure(logs=False), way.read) == (6, [])
+
+
+# --- what the logs of each version show
+
+
+@dataclass(frozen=True)
+class Step:
+    """One state of a chain."""
+
+    v: int
+    prev: str = ""
+    config: str = "config"
+    chain: str = "main"
+    epoch: int = 1
+    fingerprint: str = "fingerprint"
+
+    @property
+    def hash(self) -> str:
+        return f"{self.chain} {self.v}"
+
+
+class Replay:
+    """The way from version `low` to `high`: each version is decided as it says, but for those in `decided`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.configs: dict[int, str] = {}
+        self.decided: dict[int, Any] = {}
+        self.may: set[int] = set()
+        self.bound: set[int] = set()
+        self.finishes: set[int] = set()
+        self.chain = "main"
+        self.looked: list[int] = []
+        self.me: Any = SimpleNamespace(identity=SimpleNamespace(device_id=b"me"), now=0.0, void_values={})
+
+        def look(_m: object, at: Any, *_: object, **__: object) -> None:
+            self.looked.append(at.v)
+
+        monkeypatch.setattr(leaps, "states_between", saying(lambda *args: [self.state(v) for v in self._asked(*args)]))
+        monkeypatch.setattr(leaps, "_glance", saying(None))
+        monkeypatch.setattr(leaps, "look_around", saying(look))
+        monkeypatch.setattr(leaps, "_can_finish", lambda _, at: at.v in self.finishes)
+
+    def _asked(self, _m: object, _i: object, _high: object, first: int, last: int) -> range:
+        return range(first, last + 1)
+
+    def state(self, v: int) -> Any:
+        config = [name for since, name in sorted(self.configs.items()) if since <= v]
+        return Step(v, f"{self.chain} {v - 1}", config[-1] if config else "config", self.chain)
+
+    def _at(self, base: Any, **_: object) -> Any:
+        v = base.v + 1
+        return SimpleNamespace(
+            v=v, base=base, begin=lambda: None, decided=lambda: self.decided.get(v, self.state(v)),
+            may_decide=lambda _: v in self.may, is_bound=lambda _: v in self.bound,
+        )  # fmt: skip
+
+    def reached(self, low: int = 0, high: int = 10) -> int:
+        before: Any = Step(low)
+        return int(do(leaps._replayed(self.me, saying(self._at), ME, before, self.state(high), {b"x"})).v)
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
+    return Replay(monkeypatch)
+
+
+def test_versions_that_the_logs_show_decided_are_passed_many_at_a_time(replay: Replay) -> None:
+    """No more than are read side by side, and none that another floor covers."""
+    assert (replay.reached(), replay.looked) == (10, [])
+    assert replay.reached(0, 500) == leaps.WINDOW
+    assert replay.reached(1000, 1100) == 1023
+
+
+def test_a_version_that_is_not_shown_decided_is_looked_at_and_not_passed(replay: Replay) -> None:
+    """Nobody is named where it may be decided yet."""
+    replay.decided, replay.may = {4: None}, {4}
+    assert (replay.reached(), replay.looked, replay.me.void_values) == (3, [4], {})
+    replay.decided, replay.may = {4: Step(4, "main 3", chain="other")}, set()
+    assert replay.reached() == 3
+    assert list(replay.me.void_values) == [(b"x", 4)]
+
+
+def test_a_version_whose_votes_bind_is_passed_by_who_cannot_finish_it(replay: Replay) -> None:
+    replay.decided, replay.bound, replay.may = {4: None}, {4}, {4}
+    assert replay.reached() == 10
+    replay.finishes = {4}
+    assert replay.reached() == 3
+
+
+def test_a_way_that_does_not_begin_at_what_is_sure_is_not_gone(replay: Replay) -> None:
+    replay.chain = "other"
+    assert replay.reached() == 0
+
+
+def test_the_logs_of_one_config_are_read_at_a_time(replay: Replay) -> None:
+    """The version that changes it is still its own."""
+    replay.configs = {5: "another"}
+    replay.decided = {7: None}
+    assert replay.reached() == 5
+
+
+def test_the_last_state_under_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any number of versions; the newest itself where the config never changed."""
+
+    def last(changed: int, low: int, high: int) -> int:
+        def of(v: int) -> Any:
+            return Step(v, config="config" if v < changed else "another")
+
+        monkeypatch.setattr(leaps, "ancestor", saying(""))
+        monkeypatch.setattr(leaps, "fetch_state", saying(lambda _m, _i, v, *_: of(v)))
+        return int(do(leaps._last_under(ME, ME, of(low), of(high))).v)
+
+    assert [last(changed, 0, 9) for changed in (1, 2, 5, 9, 10)] == [0, 1, 4, 8, 9]
+
+
+class Glanced(LogAcceptor):
+    """A log with two entries, as far as a glance asks."""
+
+    def __init__(self, name: str, v: int, vouching: dict[str, bool]) -> None:
+        self.name, self.v, self.said = name, v, vouching
+        self.link: str | None = name
+        self.down, self.covered = False, False
+        self.log: Any = SimpleNamespace(next_idx=0)
+        self.taken: list[str] = []
+
+    def reach(self) -> str | None:
+        return self.link
+
+    def is_out(self, *more: str) -> bool:
+        assert more == ("down",)
+        return self.down
+
+    def place(self, idx: int, v: int | None = None, epoch: int | None = None) -> str:
+        return f"{self.v} {idx}"
+
+    def get(self, path: str) -> Task:
+        yield from ()
+        return path
+
+    def vouching(self) -> Task:
+        yield from ()
+        return {what: saying(answer)() for what, answer in self.said.items()}
+
+    def has_no_floor(self, v: int) -> Task:
+        yield from ()
+        assert v == self.v
+        return not self.covered
+
+    def take(self, found: Sequence[Any], asked: float) -> None:
+        self.taken += found
+
+
+class Glance:
+    """The logs of two versions on four acceptors, two of which make a quorum."""
+
+    def __init__(self) -> None:
+        self.said = {name: {"birth": True} for name in "abcd"}
+        self.ats: list[Any] = []
+        for v in (6, 7):
+            views = {name.encode(): Glanced(name, v, said) for name, said in self.said.items()}
+            self.ats.append(SimpleNamespace(acceptors=views, quorum=2))
+
+    def view(self, name: str, v: int = 6) -> Glanced:
+        found: Glanced = self.ats[v - 6].acceptors[name.encode()]
+        return found
+
+    def taken(self) -> dict[str, list[str]]:
+        do(leaps._glance(self.ats))
+        return {
+            name: entries
+            for name in "abcd"
+            if (entries := [*self.view(name).taken, *self.view(name, 7).taken])
+        }  # fmt: skip
+
+
+def test_a_glance_reads_the_first_entries_on_a_quorum_that_is_at_hand() -> None:
+    glance = Glance()
+    glance.view("a").link = None
+    glance.view("b").down = True
+    assert glance.taken() == {"c": ["6 0", "6 1", "7 0", "7 1"], "d": ["6 0", "6 1", "7 0", "7 1"]}
+
+
+def test_a_glance_begins_with_logs_in_log_form_that_were_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    glance = Glance()
+    monkeypatch.setattr(glance.view("a"), "form", "block")
+    glance.view("b").log.next_idx = 1
+    assert glance.taken() == {"b": ["7 0", "7 1"], "c": ["6 0", "6 1", "7 0", "7 1"]}
+
+
+@pytest.mark.parametrize("lacking", ["birth", "audit", "floor"])
+def test_what_nothing_vouches_for_is_not_taken_in(lacking: str) -> None:
+    """Rule 1.9 to 1.11: the right birth, the entry that was seen before, and no floor above, beside what is read."""
+    glance = Glance()
+    glance.said["a"] |= {"audit": True, "floor": True, lacking: False}
+    assert list(glance.taken()) == ["b"]
+
+
+def test_what_was_read_while_the_machine_slept_too_long_is_not_taken_in() -> None:
+    """When it was seen to have no floor is too long ago by then."""
+    glance = Glance()
+    glance.view("a", 7).covered = True
+    assert glance.taken()["a"] == ["6 0", "6 1"]
+
+
 # --- who could end a version
 
 
@@ -279,3 +491,18 @@ def test_blocks_take_messages_of_devices_of_that_version_alone(forms: tuple[str,
         quorum=2,
     )
     assert leaps._can_finish(ME, at) == can
+
+
+@pytest.mark.parametrize(("ended", "replaced"), [("its log is full", ""), ("", "it was emptied")])
+def test_who_takes_nothing_more_finishes_nothing(ended: str, replaced: str) -> None:
+    """Of three acceptors two are left that do; then one."""
+    views = {
+        n: SimpleNamespace(form="log", log=SimpleNamespace(ended=""), memory=SimpleNamespace(replaced=""))
+        for n in range(3)
+    }
+    at: Any = SimpleNamespace(devices=SimpleNamespace(get=lambda _: "a device"), acceptors=views, quorum=2)
+    can = []
+    for view in list(views.values())[:2]:
+        view.log.ended, view.memory.replaced = ended, replaced
+        can.append(leaps._can_finish(ME, at))
+    assert can == [True, False]
