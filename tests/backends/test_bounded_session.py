@@ -15,7 +15,7 @@ from metasync.errors import RefusedError, UnreachableError
 
 pytest.importorskip("requests")
 
-from metasync.backends._shared.session_requests import BoundedSession, stand_in_of
+from metasync.backends._shared.session_requests import BoundedSession
 
 HOST = "api.provider.example"
 URL = f"https://{HOST}/2/call?a=1"
@@ -127,17 +127,3 @@ def test_no_cookie_and_no_netrc(served: Served, monkeypatch: pytest.MonkeyPatch,
         served.session.get(URL)
     for _, headers, _ in served.asked:
         assert not {"cookie", "authorization"} & headers.keys()
-
-
-@pytest.mark.parametrize(
-    "address", ["", "https://127.0.0.1:9", "http://127.0.0.1:9", "http://localhost:9/base", "http://[::1]:9"]
-)
-def test_where_a_stand_in_is(address: str) -> None:
-    assert stand_in_of("METASYNC_X_ENDPOINT", {"METASYNC_X_ENDPOINT": address}) == address
-
-
-@pytest.mark.parametrize("address", ["http://provider.example", "ftp://127.0.0.1", "http://u:p@127.0.0.1", "127.0.0.1"])
-def test_a_login_is_not_sent_over_a_plain_line(address: str) -> None:
-    with pytest.raises(RefusedError, match="METASYNC_X_ENDPOINT") as caught:
-        stand_in_of("METASYNC_X_ENDPOINT", {"METASYNC_X_ENDPOINT": address})
-    assert "u:p" not in str(caught.value)

@@ -2,7 +2,7 @@
 
 A provider's stand-in answers requests from its state, in this process. The base takes requests apart, does what the
 switches say before and after, and writes every exchange down. `METASYNC_<PROVIDER>_ENDPOINT` names its address; the
-first part of a path is the host that was meant: `/api.dropboxapi.com/2/files/upload`.
+first part of a path is the host that was meant: `/api.dropboxapi.com/2/files/upload`; tokens are asked for without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from http_kit import Answer, Handler, listening
 
 @dataclass(frozen=True)
 class Request:
-    """A request. `headers` by their names in small letters; `path` is below the host, unquoted; `target` as it came."""
+    """A request. `host` "" where none is named; `headers` by their names in small letters; `path` is below the host,
+    unquoted; `target` is the same as it came."""
 
     method: str
     host: str
@@ -123,8 +124,6 @@ class Standin:
         switches = self.switches
         if self.is_away or self._hit(request, "dropped"):
             return Answer(hangs_up=True)
-        if request.host not in self.hosts:
-            self.wrong.append(f"a request to {request.host}, which is no host of this provider")
         if switches.latency_s:
             threading.Event().wait(switches.latency_s)
         with self.lock:
@@ -176,6 +175,8 @@ class _Handler(Handler):
     def respond(self, body: bytes) -> Answer:
         parts = urlsplit(self.path)
         _, host, *rest = parts.path.split("/", 2)
+        if host not in self.standin.hosts:
+            host, rest = "", [parts.path[1:]]
         headers = {name.lower(): value for name, value in self.headers.items()}
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         path = "/" + "/".join(rest)

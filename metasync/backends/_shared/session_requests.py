@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
@@ -27,9 +26,7 @@ import requests
 from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 
-from metasync.backends._shared.credentials import is_loopback
 from metasync.backends._shared.http import retry_after_s
-from metasync.backends._shared.urls import server_address
 from metasync.backends._shared.wire import REFUSAL_BYTES_MAX, Wire
 from metasync.errors import RefusedError, UnreachableError
 
@@ -70,7 +67,8 @@ class BoundedSession(requests.Session):
     ) -> None:
         """`hosts`: those that may be asked, by https; None: any. `steps`: what to do where no answer comes (`Wire`).
 
-        `stand_in`: the address of a server that answers for all of them (`stand_in_of`).
+        `stand_in`: the address of a server that answers for all of them (`oauth.endpoint_of`): their names are the
+        first part of the paths there. No URL names one: a URL in an invitation must not send a login elsewhere.
         """
         super().__init__()
         self.trust_env = False
@@ -162,24 +160,6 @@ class _Adapter(BaseAdapter):
 
 
 _OURS: Final = frozenset({"connection", "content-length", "host", "user-agent"})  # `Wire` says these itself
-
-
-def stand_in_of(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The address that a variable of the environment names for all servers of a provider; "" if it is not set.
-
-    No URL can name one: a URL in an invitation must not send a login to another server. `RefusedError` if it is not an
-    address by https, or by http on this machine.
-    """
-    address = environ.get(variable, "").rstrip("/")
-    if not address:
-        return ""
-    parts = server_address(address)
-    if parts is None or (parts.scheme == "http" and not is_loopback(parts.hostname or "")):
-        raise RefusedError(
-            f"{variable} is not the address of a server by https, or by http on this machine",
-            next_step=f"Unset {variable}. It is there for tests.",
-        )
-    return address
 
 
 def _body(request: requests.PreparedRequest) -> bytes:
