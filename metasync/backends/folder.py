@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from metasync.backends._folder_checks import doubt, place_of
-from metasync.backends.api import BackendUrl, Listed, LogForm, Space
+from metasync.backends.api import BackendUrl, Inventory, Listed, LogForm, Space
 from metasync.backends.names import TEMP_PREFIX, check_part, count_bytes, is_name, split_folder, split_path
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import KNOWN_FOLDERS_MAX
@@ -126,6 +126,11 @@ class FolderBackend:
                     return tuple(sorted(_listed(entries)))
             except (FileNotFoundError, NotADirectoryError):
                 return ()
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        from metasync.backends import walk  # not for a push
+
+        return walk.inventory(path, cursor, lambda folders: {folder: self.list(folder) for folder in folders})
 
     def delete(self, path: str) -> None:
         *above, name = split_path(path)

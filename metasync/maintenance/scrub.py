@@ -26,13 +26,13 @@ from metasync.consensus.records.scrubbed import (
     scrubbed_path,
     seal_scrubbed,
 )
-from metasync.errors import BackendError, FormatError, NotFoundError, UpgradeError
+from metasync.errors import FormatError, NotFoundError, UpgradeError
 from metasync.events import Phase
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet
 from metasync.local import settings
 from metasync.local.state_keys import LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
-from metasync.maintenance import check, sweep
+from metasync.maintenance import check
 from metasync.maintenance.repair import repair
 from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
 from metasync.runtime.effects import Op, Random, Reply, Task, together
@@ -47,7 +47,7 @@ from metasync.store.placement import PARTITION_BYTES, partition_of
 from metasync.sync.operations import changing
 from metasync.transfer import verify
 from metasync.transfer.copies import Place
-from metasync.transfer.inventories import Heard, changes, check_end, has_feed, heeding, listed
+from metasync.transfer.inventories import Heard, changes, has_feed, heeding, listed
 
 if TYPE_CHECKING:
     from metasync.maintenance.repair import Finding
@@ -219,26 +219,14 @@ class _Scrub:
         now, partitions = self.s.wall_ns(), self.s.transfer.placement.partitions
         lists = {h.place.name: Listing(partitions) for h in heard}
         tasks = {h.place.name: heeding(h, listed(h, lists[h.place.name])) for h in heard}
-        has_power: Mapping[str, bool] = self.s.runtime.run(together(tasks))
+        self.s.runtime.run(together(tasks))
         before = self._before(heard)
         for h in heard:
-            if not has_power[h.place.name]:
-                self._list_folders(h, lists[h.place.name])
             if h.how == "listed":
                 h.told, h.is_new = lists[h.place.name].told(), True
                 h.told.well = before[h.place.backend_id].well
                 h.look = h.look._replace(at_ns=now, compared=b"", packs=len(h.told), since_ns=0)
                 h.is_to_tell = not has_feed(h.look)
-
-    def _list_folders(self, h: Heard, listing: Listing) -> None:
-        try:
-            for copy in sweep.listed_on(self.s, h.place):
-                listing.add(copy.id, inventory.entry(copy.id, copy.size))
-                check_end(h.place, listing.packs)
-        except BackendError as e:
-            h.how, h.why = "away", e.message
-        else:
-            h.how, h.look = "listed", h.look._replace(cursors="")
 
     # --- comparing
 

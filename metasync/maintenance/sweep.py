@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from metasync.consensus import Ref
 from metasync.errors import BackendError, MetaSyncError, NotFoundError, UnreachableError
@@ -21,23 +21,12 @@ from metasync.session.session import Session
 from metasync.store.index import PackId
 from metasync.store.pack_format import PACK_BYTES_MAX
 from metasync.store.packs import read_footer
-from metasync.transfer.copies import Place
+from metasync.transfer.inventories import Copy, Pages
 
-LISTED_AT_ONCE: Final = 16  # folders
 DELETED_AT_ONCE: Final = 64
 LIST_TIMEOUT_S: Final = 120.0
 _GENERATION: Final = re.compile("0|[1-9][0-9]{0,19}")
-_SHARD: Final = re.compile("[0-9a-f]{2}")
 _NAME: Final = re.compile("[0-9a-f]{64}")
-
-
-class Copy(NamedTuple):
-    """A pack as a backend lists it: on which, where, which, and its bytes."""
-
-    backend: str
-    path: str
-    id: PackId
-    size: int
 
 
 @dataclass
@@ -67,41 +56,13 @@ def listed(s: Session, away: dict[str, str], below: int | None = None) -> Iterat
             away[place.name] = (s.out.get(place.name) or s.transfer.down[place.name]).message
             continue
         try:
-            yield from listed_on(s, place, below)
+            pages = Pages(place, below)
+            while (copies := s.runtime.run(pages.following())) is not None:
+                yield from copies
         except BackendError as e:
             away[place.name] = e.message
             if isinstance(e, UnreachableError):
                 s.transfer.down.setdefault(place.name, e)
-
-
-def listed_on(s: Session, place: Place, below: int | None = None) -> Iterator[Copy]:
-    """The packs that one backend lists, folder by folder, as in `listed`. Raises its errors."""
-    for storage_id in place.storage_ids:
-        top = f"{storage_id.hex()}/packs"
-        generations = [g for g in _names(s, place, [top], _GENERATION)[top] if below is None or int(g) < below]
-        for generation in sorted(generations, key=int):
-            folder = f"{top}/{generation}"
-            shards = iter(sorted(_names(s, place, [folder], _SHARD)[folder]))
-            while some := [f"{folder}/{shard}" for shard in islice(shards, LISTED_AT_ONCE)]:
-                for path, names in _names(s, place, some, _NAME).items():
-                    for name, size in sorted(names.items()):
-                        if name.startswith(path[-2:]):
-                            pack_id = int(generation), bytes.fromhex(name)
-                            yield Copy(place.name, f"{path}/{name}", pack_id, size or 0)
-
-
-def _names(
-    s: Session, place: Place, folders: Collection[str], form: re.Pattern[str]
-) -> Mapping[str, Mapping[str, int | None]]:
-    """What stands in folders of a backend, of names of this form, with sizes."""
-    ops = {f: Op(place.name, "list", f, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER) for f in folders}
-    replies: Mapping[str, Reply] = s.runtime.run(each(ops))
-    out = {}
-    for folder, reply in replies.items():
-        if reply.error is not None:
-            raise reply.error
-        out[folder] = {item.name: item.size for item in reply.value if form.fullmatch(item.name)}
-    return out
 
 
 def may_go(pack_id: PackId, named: Collection[PackId], min_gen: int) -> bool:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from metasync.errors import NotFoundError
 from metasync.local.state_keys import SWEPT_KEY
 from metasync.maintenance import sweep
-from metasync.maintenance.sweep import Copy
 from metasync.reports.backends import Share
 from metasync.runtime.effects import Op, Reply, Urgency
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.store.index import PackId, PackRecord
+from metasync.transfer.inventories import Copy
 
 if TYPE_CHECKING:
     from metasync.moving.rebalance import Mover
@@ -83,7 +83,6 @@ def _surplus(mover: Mover, out: Freed) -> dict[PackId, list[Copy]]:
     out.failed.update({b.name: "not linked here" for b in unlinked})
     ids = {place.name: backend_id for backend_id, place in s.transfer.places.items()}
     for copy in sweep.listed(s, out.failed):
-        storage_id = bytes.fromhex(copy.path.partition("/")[0])
-        if copy.id in packs and mover.places.is_surplus(ids[copy.backend], storage_id, packs[copy.id]):
+        if copy.id in packs and mover.places.is_surplus(ids[copy.backend], copy.storage_id, packs[copy.id]):
             found.setdefault(copy.id, []).append(copy)
     return found

@@ -1,6 +1,8 @@
-"""What backends tell of the packs that they hold: their feeds of changes, or whole inventories (`maintenance.scrub`).
+"""What backends tell of the packs that they hold: whole inventories, a page at a time, or feeds of changes.
 
-Whatever comes is bounded, and what is no pack of ours is left out. A backend that tells nonsense counts as away.
+Whoever wants to know what lies on a backend asks here: scrubs, the collection of garbage, what frees surplus copies. A
+backend without the power is listed folder by folder, by the same walk as those that list so themselves. Whatever comes
+is bounded, and what is no pack of ours is left out.
 """
 
 from __future__ import annotations
@@ -8,22 +10,120 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from metasync.backends import walk
 from metasync.backends.api import Inventory, Item
 from metasync.errors import BackendError, NotFoundError
 from metasync.local.state_keys import Look
-from metasync.runtime.effects import Op, Reply, Task, Urgency
+from metasync.runtime.effects import Op, Reply, Task, Urgency, each
 from metasync.store import inventory
 from metasync.store.index import PackId
 from metasync.store.inventory import Listing, Told
-from metasync.transfer.copies import Place
+from metasync.transfer.copies import Place, pack_path
 
 PACKS_MAX: Final = 1 << 24  # told by one backend at once: 300 MB; more than that is a listing without an end
 PAGES_MAX: Final = 1 << 16
 CURSOR_CHARS_MAX: Final = 4096
 LIST_TIMEOUT_S: Final = 120.0
 _PATH: Final = re.compile("(0|[1-9][0-9]{0,18})/([0-9a-f]{2})/([0-9a-f]{64})")
+_GENERATION: Final = re.compile("0|[1-9][0-9]{0,18}")
+
+
+class Copy(NamedTuple):
+    """A pack as a backend lists it: on which, under which storage id, which, its bytes, and its digest where told."""
+
+    backend: str
+    storage_id: bytes
+    id: PackId
+    size: int
+    digest: bytes | None = None
+
+    @property
+    def path(self) -> str:
+        return pack_path(self.storage_id, *self.id)
+
+
+class Pages:
+    """The packs that a backend lists under all its storage ids, of generations `below` this one if one is given.
+
+    cursors  from which its feed goes on, by storage id; "" where it has none
+    """
+
+    def __init__(self, place: Place, below: int | None = None) -> None:
+        self.cursors: list[str] = []
+        self._place = place
+        self._below = below
+        self._ids = list(place.storage_ids)
+        self._folders: list[str] = []  # of the first of these ids that are to be listed, the next one last
+        self._cursor = ""
+        self._page = 0
+        self._packs = 0
+        self._has_power = True
+
+    def following(self) -> Task:
+        """Reads the next page. -> its copies; None behind the last one. Raises the backend's errors."""
+        while not self._folders:
+            if not self._ids:
+                return None
+            self._folders = yield from self._begun(f"{self._ids[0].hex()}/packs")
+            if not self._folders:
+                self._ended("")
+        storage_id, folder = self._ids[0], self._folders[-1]
+        page = yield from self._read(folder)
+        generation = folder.partition("/packs")[2].removeprefix("/")
+        above = f"{generation}/" if generation else ""
+        copies = [
+            Copy(self._place.name, storage_id, pack_id, item.size, item.digest)
+            for item in page.items
+            if item.size is not None and (pack_id := _pack_id(above + item.name)) is not None
+        ]
+        self._packs += len(copies)
+        self._page += 1
+        if self._packs > PACKS_MAX or self._page >= PAGES_MAX:
+            raise _endless(self._place)
+        self._cursor = _checked(self._place, page.cursor)
+        if not page.more:
+            self._folders.pop()
+            if not self._folders:
+                self._ended(self._cursor if self._below is None else "")
+            self._cursor, self._page = "", 0
+        return copies
+
+    def _ended(self, cursor: str) -> None:
+        self.cursors.append(cursor)
+        self._ids.pop(0)
+
+    def _begun(self, top: str) -> Task:
+        """-> the folders to be listed under a storage id, the first one last."""
+        if self._below is None:
+            return [top]
+        reply: Reply = yield _op(self._place, "list", top)
+        if reply.error is not None:
+            raise reply.error
+        names = [int(e.name) for e in reply.value if e.size is None and _GENERATION.fullmatch(e.name)]
+        return [f"{top}/{g}" for g in sorted(names, reverse=True) if g < self._below]
+
+    def _read(self, folder: str) -> Task:
+        if self._has_power:
+            reply: Reply = yield _op(self._place, "inventory", folder, self._cursor)
+            if reply.error is not None:
+                raise reply.error
+            if reply.value is not None:
+                return _page(self._place, reply)
+            self._has_power = False
+        todo = walk.page(folder, self._cursor)
+        try:
+            folders = next(todo)
+            while True:
+                replies = yield from each({f: _op(self._place, "list", f) for f in folders})
+                for reply in replies.values():
+                    if reply.error is not None:
+                        raise reply.error
+                folders = todo.send({f: replies[f].value for f in folders})
+        except StopIteration as end:
+            return end.value
+
 
 How = Literal["listed", "changes", "not due", "away"]
 
@@ -55,10 +155,9 @@ def has_feed(look: Look) -> bool:
 def heeding(h: Heard, task: Task) -> Task:
     """The same; a backend that tells what cannot be is away."""
     try:
-        return (yield from task)
+        yield from task
     except BackendError as e:
         h.how, h.why = "away", e.message
-        return True
 
 
 def changes(h: Heard) -> Task:
@@ -67,7 +166,7 @@ def changes(h: Heard) -> Task:
     for storage_id, since in zip(h.place.storage_ids, h.look.cursors.split("\n"), strict=True):
         cursor = since
         for _ in range(PAGES_MAX):
-            reply: Reply = yield _page_op(h.place, storage_id, cursor)
+            reply: Reply = yield _op(h.place, "inventory", f"{storage_id.hex()}/packs", cursor)
             if isinstance(reply.error, NotFoundError):
                 h.changes.clear()
                 h.look = h.look._replace(at_ns=0)
@@ -76,43 +175,29 @@ def changes(h: Heard) -> Task:
                 h.how, h.why = "away", reply.error.message if reply.error is not None else "it tells no changes now"
                 return
             page = _page(h.place, reply)
-            h.changes.update((pack_id, one) for pack_id, one in _entries(page.items))
-            check_end(h.place, len(h.changes))
+            h.changes.update(_entries(page.items))
             cursor = _checked(h.place, page.cursor)
             if not page.more:
                 break
+            if len(h.changes) > PACKS_MAX:
+                raise _endless(h.place)
+        else:
+            raise _endless(h.place)
         cursors.append(cursor)
     h.how, h.look = "changes", h.look._replace(cursors="\n".join(cursors))
 
 
 def listed(h: Heard, listing: Listing) -> Task:
-    """Reads a whole inventory. -> False where the backend has no such power."""
-    cursors = []
-    for storage_id in h.place.storage_ids:
-        cursor = ""
-        for _ in range(PAGES_MAX):
-            reply: Reply = yield _page_op(h.place, storage_id, cursor)
-            if reply.error is not None:
-                h.how, h.why = "away", reply.error.message
-                return True
-            if reply.value is None:
-                return False
-            page = _page(h.place, reply)
-            for pack_id, one in _entries(page.items):
-                if one is not None:
-                    listing.add(pack_id, one)
-            check_end(h.place, listing.packs)
-            cursor = _checked(h.place, page.cursor)
-            if not page.more:
-                break
-        cursors.append(cursor)
-    h.how, h.look = "listed", h.look._replace(cursors="\n".join(cursors))
-    return True
+    """Lists all that a backend holds."""
+    pages = Pages(h.place)
+    while (copies := (yield from pages.following())) is not None:
+        for copy in copies:
+            listing.add(copy.id, inventory.entry(copy.id, copy.size, copy.digest))
+    h.how, h.look = "listed", h.look._replace(cursors="\n".join(pages.cursors))
 
 
-def _page_op(place: Place, storage_id: bytes, cursor: str) -> Op:
-    path = f"{storage_id.hex()}/packs"
-    return Op(place.name, "inventory", path, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER, cursor=cursor)
+def _op(place: Place, kind: Literal["inventory", "list"], path: str, cursor: str = "") -> Op:
+    return Op(place.name, kind, path, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER, cursor=cursor)
 
 
 def _page(place: Place, reply: Reply) -> Inventory:
@@ -123,11 +208,16 @@ def _page(place: Place, reply: Reply) -> Inventory:
 
 
 def _entries(items: Iterable[Item]) -> Iterator[tuple[PackId, bytes | None]]:
-    """The packs among the items of a page. What else lies there is somebody else's."""
+    """The packs among the items of a feed; None for those that are gone."""
     for name, size, digest, _ in items:
-        if (match := _PATH.fullmatch(name)) is not None and match[3].startswith(match[2]):
-            pack_id = int(match[1]), bytes.fromhex(match[3])
+        if (pack_id := _pack_id(name)) is not None:
             yield pack_id, None if size is None else inventory.entry(pack_id, size, digest)
+
+
+def _pack_id(path: str) -> PackId | None:
+    """Which pack lies at a path below the folder of packs. What else lies there is somebody else's."""
+    match = _PATH.fullmatch(path)
+    return (int(match[1]), bytes.fromhex(match[3])) if match is not None and match[3].startswith(match[2]) else None
 
 
 def _checked(place: Place, cursor: str) -> str:
@@ -136,6 +226,5 @@ def _checked(place: Place, cursor: str) -> str:
     return cursor
 
 
-def check_end(place: Place, packs: int) -> None:
-    if packs > PACKS_MAX:
-        raise BackendError(f"{place.name}: its inventory has no end", retryable=False)
+def _endless(place: Place) -> BackendError:
+    return BackendError(f"{place.name}: its inventory has no end", retryable=False)

@@ -26,6 +26,7 @@ CALLS: dict[str, Callable[[Backend], object]] = {
     "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
     "stat": lambda b: b.stat("d/a"),
     "list": lambda b: b.list("d"),
+    "inventory": lambda b: b.inventory("d", ""),  # type: ignore[attr-defined]
     "delete": lambda b: b.delete("d/a"),
     "space": lambda b: b.space(),
 }

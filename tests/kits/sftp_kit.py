@@ -74,6 +74,7 @@ CALLS: dict[str, Callable[[Backend], object]] = {
     "get much": lambda b: b.get("d/a", max_bytes=1 << 20),
     "stat": lambda b: b.stat("d/a"),
     "list": lambda b: b.list("d"),
+    "inventory": lambda b: b.inventory("d", ""),  # type: ignore[attr-defined]
     "delete": lambda b: b.delete("d/a"),
 }
 

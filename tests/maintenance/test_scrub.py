@@ -16,6 +16,7 @@ from metasync.errors import BackendError, NotFoundError
 from metasync.local.state_keys import LOOKS, TOLD
 from metasync.maintenance import repair as repair_module
 from metasync.reports.backends import ScrubReport
+from metasync.transfer import inventories
 
 NAMES = ("a", "b", "c")
 DAY_NS = 86_400 * 10**9
@@ -342,15 +343,15 @@ def test_status_says_when_all_was_seen(lab: Lab) -> None:
 
 
 def listings(lab: Lab) -> dict[str, int]:
-    """Backends on which folders of packs were listed since the last time."""
-    return {name: count for name in NAMES if (count := lab.counts[name].take().requests["list"])}
+    """Backends whose packs were listed since the last time."""
+    return {name: count for name in NAMES if (count := lab.counts[name].take().requests["inventory"])}
 
 
 def test_one_listing_serves_all_devices(lab: Lab) -> None:
     w = pushed(lab, packs=4)
     other = lab.clone(lab.urls(*NAMES))
     assert hows(w.scrub()) == dict.fromkeys(NAMES, "listed")
-    listings(lab)
+    assert listings(lab).keys() == set(NAMES)
     assert hows(other.scrub()) == dict.fromkeys(NAMES, "not due")
     assert listings(lab) == {}
     assert all(b.looked_ns for b in other.status().backends)
@@ -501,3 +502,13 @@ def test_what_is_read_at_once_can_be_bounded_and_later_scrubs_go_on(lab: Lab) ->
             break
     assert len(read) > 2
     assert sum(read) == sum(len(packs_of(lab, name)) for name in NAMES), read
+
+
+def test_an_inventory_without_an_end_is_not_taken_for_a_whole_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = pushed(lab, "memory", packs=2)
+    monkeypatch.setattr(inventories, "PAGES_MAX", 5)
+    monkeypatch.setattr(MemoryBackend, "inventory", lambda *_: Inventory((), "more", True))
+    report = w.scrub()
+    assert hows(report) == dict.fromkeys(NAMES, "away")
+    assert all("no end" in b.why for b in report.backends)
+    assert report.asked == 0

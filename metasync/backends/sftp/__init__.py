@@ -15,11 +15,11 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from metasync.backends._shared.race_probe import keeps_creates
-from metasync.backends.api import BackendUrl, Listed, LogForm, Space
+from metasync.backends.api import BackendUrl, Inventory, Listed, LogForm, Space
 from metasync.backends.names import (
     TEMP_PREFIX,
     check_part,
@@ -178,24 +178,35 @@ class SftpBackend:
 
     def list(self, path: str) -> tuple[Listed, ...]:
         split_folder(path)
-        place = self._below(path)
-        found: dict[str, Listed] = {}
         with self._calling("list", path) as session:
             if not path:
                 self._check_root(session)
-            try:
-                for raw, attributes in session.names(place):
-                    name = raw.decode("ascii", "replace")
-                    if not is_name(name):
-                        continue
-                    if attributes.is_folder:
-                        found[name] = Listed(name, None)
-                    elif attributes.is_file and attributes.size is not None:
-                        found[name] = Listed(name, attributes.size)
-            except StatusError as error:
-                if not self._is_absent(session, error, place + b"/-"):  # a file is an empty folder here
-                    raise
-        return tuple(sorted(found.values(), key=lambda entry: entry.name))
+            return self._listed(session, [path])[path]
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        """A page costs two or three round trips, however many folders are in it."""
+        from metasync.backends import walk
+
+        with self._calling("list", path) as session:
+            return walk.inventory(path, cursor, lambda folders: self._listed(session, folders))
+
+    def _listed(self, session: Session, folders: Sequence[str]) -> dict[str, tuple[Listed, ...]]:
+        """What is in each of these folders: nothing where there is none, or a file."""
+        out = {}
+        for folder, entries in zip(folders, session.folders([self._below(f) for f in folders]), strict=True):
+            if isinstance(entries, StatusError):
+                if not self._is_absent(session, entries, self._below(folder) + b"/-"):
+                    raise entries
+                entries = []
+            found = {}
+            for raw, attributes in entries:
+                name = raw.decode("ascii", "replace")
+                if is_name(name) and attributes.is_folder:
+                    found[name] = Listed(name, None)
+                elif is_name(name) and attributes.is_file and attributes.size is not None:
+                    found[name] = Listed(name, attributes.size)
+            out[folder] = tuple(sorted(found.values(), key=lambda entry: entry.name))
+        return out
 
     def delete(self, path: str) -> None:
         place = self._path(path)

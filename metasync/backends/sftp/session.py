@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from metasync.backends.sftp import packets as sftp
 from metasync.backends.sftp.hosts import paramiko
-from metasync.backends.sftp.packets import ProtocolError, Reply, Request
+from metasync.backends.sftp.packets import ProtocolError, Reply, Request, StatusError
 
 _SEND_BYTES = 1 << 15  # offered to SSH at a time: it takes what fits into one packet, a little less
 _RECEIVE_BYTES = 1 << 18
@@ -128,11 +128,40 @@ class Session:
     def names(self, folder: bytes) -> Iterator[tuple[bytes, sftp.Attributes]]:
         """The entries of a folder without "." and "..". To be read to the end."""
         handle = sftp.handle_of(self.ask_one(sftp.opendir(folder)))
-        count, ahead = 0, 2  # the second one of a small folder says that there is no more
+        return self._entries(handle, self._read_on(handle, 2))
+
+    def folders(self, folders: Sequence[bytes]) -> list[list[tuple[bytes, sftp.Attributes]] | StatusError]:
+        """The entries of each folder, as `names` has them, or why it cannot be read. All are asked for at once."""
+        opened: list[tuple[bytes, list[int]] | StatusError] = []
+        for number in [self.send(sftp.opendir(folder)) for folder in folders]:
+            try:
+                handle = sftp.handle_of(self.receive(number))
+                opened.append((handle, self._read_on(handle, 2)))
+            except StatusError as error:
+                opened.append(error)
+        out: list[list[tuple[bytes, sftp.Attributes]] | StatusError] = []
+        count = 0
+        for one in opened:
+            try:
+                entries = one if isinstance(one, StatusError) else list(self._entries(*one))
+            except StatusError as error:
+                entries = error
+            out.append(entries)
+            count += 0 if isinstance(entries, StatusError) else len(entries)
+            if count > FOLDER_ENTRIES_MAX:
+                raise ProtocolError(f"folders of more than {FOLDER_ENTRIES_MAX} entries")
+        return out
+
+    def _read_on(self, handle: bytes, count: int) -> list[int]:
+        return [self.send(sftp.readdir(handle)) for _ in range(count)]
+
+    def _entries(self, handle: bytes, numbers: list[int]) -> Iterator[tuple[bytes, sftp.Attributes]]:
+        """What an open folder holds, which it closes. `numbers`: of two reads under way; that of a small folder has
+        all, and the second says so."""
+        count = 0
         try:
             while True:
-                answers = self.ask(*[sftp.readdir(handle)] * ahead)
-                for answer in answers:
+                for answer in [self.receive(number) for number in numbers]:
                     entries = sftp.names_of(answer)
                     if entries is None:
                         return
@@ -142,7 +171,7 @@ class Session:
                             raise ProtocolError(f"a folder of more than {FOLDER_ENTRIES_MAX} entries")
                         if name not in (b".", b".."):
                             yield name, found
-                ahead = 8
+                numbers = self._read_on(handle, 8)
         finally:
             self.send(sftp.close(handle), unwanted=True)
 

@@ -20,15 +20,16 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 from urllib.parse import quote
 
 from metasync.backends._shared.credentials import caution, is_loopback
 from metasync.backends._shared.race_probe import create_by
 from metasync.backends._shared.urls import byte_range
-from metasync.backends.api import BackendUrl, Listed, LogForm, Space
+from metasync.backends.api import BackendUrl, Inventory, Listed, LogForm, Space
 from metasync.backends.names import (
     TEMP_PREFIX,
     check_part,
@@ -52,6 +53,7 @@ _LOOKS_AGAIN_S: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # a server removes an
 _CHANGING_S: Final = 3.0  # what was changed so short a time ago may be changing now; servers' times are whole seconds
 _SEEN_MAX: Final = 1 << 12
 _SWEEP_DEPTH_MAX: Final = 16
+_LISTED_AT_ONCE: Final = 8  # folders; browsers have six connections to a server
 _SKIPPED_AT_ONCE_BYTES: Final = 1 << 18
 
 _HOST = re.compile(r"(?:([^\0-\x20]{1,200})@)?([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,60}\])(?::([0-9]{1,5}))?")
@@ -184,6 +186,23 @@ class WebDavBackend:
         self._folder.close()
 
     # Optional powers.
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        """A request for each folder, some of them at a time. One for all of it (Depth: infinity) servers refuse."""
+        from metasync.backends import walk
+        from metasync.runtime.threads import Alone
+
+        def listings(folders: Sequence[str]) -> dict[str, tuple[Listed, ...]]:
+            out: dict[str, tuple[Listed, ...]] = {}
+            for some in (folders[n : n + _LISTED_AT_ONCE] for n in range(0, len(folders), _LISTED_AT_ONCE)):
+                calls = {folder: Alone("list", partial(self.list, folder)) for folder in some[1:]}
+                for call in calls.values():
+                    call.start()
+                out[some[0]] = self.list(some[0])
+                out.update((folder, call.outcome.result()) for folder, call in calls.items())
+            return out
+
+        return walk.inventory(path, cursor, listings)
 
     def space(self) -> Space:
         attempt = self._attempt("measure", ".")

@@ -52,6 +52,7 @@ ASKED = {
     "get much": OPEN,
     "stat": STAT,
     "list": OPENDIR,
+    "inventory": OPENDIR,
     "delete": REMOVE,
 }
 
@@ -399,3 +400,56 @@ def test_a_server_with_an_older_protocol(script: Script, opened: Opened) -> None
         with pytest.raises(RefusedError, match="what answers there is not SFTP") as caught:
             opened(script)
         assert "login script" in caught.value.next_step
+
+
+def folders_of(tree: dict[str, tuple[tuple[bytes, bytes], ...]]) -> Callable[[int, bytes], Answer]:
+    """A server with folders. Each is read in one piece."""
+    read: set[bytes] = set()
+
+    def answer(kind: int, body: bytes) -> Answer:
+        if kind == OPENDIR:
+            path = body[4:].decode().removeprefix("/store/")
+            read.discard(path.encode())
+            return kit.handle(path.encode()) if path in tree else status(2)
+        if kind == READDIR:
+            path = body[4:]
+            first = path not in read
+            read.add(path)
+            return names(*((name, b"", form) for name, form in tree[path.decode()])) if first else status(1)
+        return sound(kind, body)
+
+    return answer
+
+
+def test_the_folders_of_an_inventory_are_read_side_by_side(script: Script, opened: Opened) -> None:
+    """What is asked before anything was answered: all folders of a page, then what they hold."""
+    folder, file = attributes(0, 0o040755), attributes(7)
+    shards = [f"{n:02x}" for n in range(16)]
+    tree = {f"p/{n}": ((b"one", file), (b"link", attributes(1, 0o120777))) for n in shards}
+    script.answer = folders_of({"p": tuple((n.encode(), folder) for n in shards), **tree})
+    backend = opened(script)
+    cursor, found, asked = "", [], []
+    for _ in range(9):
+        script.asked.clear()
+        page = backend.inventory("p", cursor)  # type: ignore[attr-defined]
+        found += [(item.name, item.size) for item in page.items]
+        asked.append([a for a in script.asked if a in (str(OPENDIR), str(READDIR))])
+        cursor = page.cursor
+        if not page.more:
+            break
+    assert found == [(f"{n}/one", 7) for n in shards]
+    assert len(asked) == 2
+    last = "".join("o" if a == str(OPENDIR) else "r" for a in asked[-1])
+    assert last == "oo" + "rrrr" + "o" * 13 + "r" * 26, "those above the cursor at once, then the rest at once"
+
+
+def test_a_folder_of_an_inventory_that_may_not_be_read(script: Script, opened: Opened) -> None:
+    """The packs in it are not lost, so none of the others count either."""
+    folder = attributes(0, 0o040755)
+    tree = folders_of({"p": ((b"a", folder), (b"b", folder)), "p/a": ((b"one", attributes(7)),)})
+    script.answer = lambda kind, body: status(3) if kind == OPENDIR and body.endswith(b"/b") else tree(kind, body)
+    backend = opened(script)
+    with pytest.raises(RefusedError, match="permission denied"):
+        backend.inventory("p", "")  # type: ignore[attr-defined]
+    script.answer = sound
+    assert backend.list("") == ()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from dav_kit import CALLS, PASSWORD, Answer, Script, entry, multistatus
+import threading
 
-from metasync.backends.api import Listed, Space
+import pytest
+from dav_kit import CALLS, PASSWORD, Answer, Asked, Script, entry, multistatus
+
+from metasync.backends.api import Inventories, Listed, Space
 from metasync.backends.webdav import folder
-from metasync.errors import UnreachableError
+from metasync.errors import RefusedError, UnreachableError
 
 pytestmark = pytest.mark.usefixtures("login")
 
@@ -128,3 +130,60 @@ def test_space(script: Script, free: str | None, used: str | None, expected: Spa
         "<status>HTTP/1.1 200 OK</status></propstat></response>"
     )
     assert script.open().space() == expected
+
+
+# Inventories.
+
+
+def test_an_inventory_asks_once_for_each_folder_and_eight_at_a_time(script: Script) -> None:
+    shards = [f"{n:02x}" for n in range(40)]
+    under_way, most, lock, eight = 0, 0, threading.Lock(), threading.Event()
+
+    def answer(asked: Asked) -> Answer:
+        nonlocal under_way, most
+        path = asked.path.rstrip("/")
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+            if under_way == 8:
+                eight.set()
+        if path.endswith("/p"):
+            told = multistatus(entry(f"{path}/", None), *(entry(f"{path}/{n}/", None) for n in shards))
+        else:
+            assert path[-2:] < "03" or eight.wait(60), "the first page has few folders, the second one many"
+            told = multistatus(entry(f"{path}/", None), entry(f"{path}/one", b"123"))
+        with lock:
+            under_way -= 1
+        return told
+
+    script.answer = answer
+    cursor, found = "", []
+    backend = script.open()
+    assert isinstance(backend, Inventories)
+    for _ in range(9):
+        page = backend.inventory("p", cursor)
+        found += [(item.name, item.size) for item in page.items]
+        cursor = page.cursor
+        if not page.more:
+            break
+    assert found == [(f"{n}/one", 3) for n in shards]
+    assert most == 8
+    assert len(script.asked) <= len(shards) + 10
+    assert {a.headers["Depth"] for a in script.asked} == {"1"}
+
+
+def test_a_folder_of_an_inventory_that_is_refused_fails_all_of_it(script: Script) -> None:
+    """The packs in it are not lost."""
+
+    def answer(asked: Asked) -> Answer:
+        path = asked.path.rstrip("/")
+        if path.endswith("/b"):
+            return Answer(403)
+        inner = [entry(f"{path}/{n}/", None) for n in "abc"] if path.endswith("/p") else [entry(f"{path}/one", b"1")]
+        return multistatus(entry(f"{path}/", None), *inner)
+
+    script.answer = answer
+    backend = script.open()
+    assert isinstance(backend, Inventories)
+    with pytest.raises(RefusedError):
+        backend.inventory("p", "")
