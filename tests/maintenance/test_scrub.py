@@ -500,8 +500,12 @@ def test_what_is_read_at_once_can_be_bounded_and_later_scrubs_go_on(lab: Lab) ->
         read.append(w.scrub(read_bytes_max=15_000).read)
         if not read[-1]:
             break
-    assert len(read) > 2
-    assert sum(read) == sum(len(packs_of(lab, name)) for name in NAMES), read
+    later_to_read(w, 1)  # less than a day's share may be left
+    forget_records(lab)
+    read.append(w.scrub().read)
+    assert len(read) > 3
+    assert max(read) <= len(NAMES) * 4
+    assert sum(read) >= sum(len(packs_of(lab, name)) for name in NAMES), read
 
 
 def test_an_inventory_without_an_end_is_not_taken_for_a_whole_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
