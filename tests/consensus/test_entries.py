@@ -294,6 +294,17 @@ def test_an_entry_says_what_its_index_names_anew() -> None:
     assert with_refs(entry(Kind.ACCEPT), (*refs, refs[0])).tags == ()
 
 
+def test_an_entry_says_so_of_its_writers_own_change_alone(ws: Workspace) -> None:
+    """Who finishes another's value while its own waits does not name its own objects beside it."""
+    m = ws.group(b"9" * 16).participant
+    a = ws.unread(m, ws.genesis, "a")
+    m.adding = b"m" * 16, (Ref(1, drawn("segment")),)
+    for op, names in ((b"m" * 16, m.adding[1]), (b"o" * 16, ())):
+        value = successor(ws.genesis, change(op), skip=ws.genesis.hash, writer=m.incarnation)
+        said, _ = a.sealed(a.log, Kind.ACCEPT, Round(1, m.incarnation), value, drawn("entropy", 48))
+        assert refs_in(said) == names
+
+
 @pytest.mark.parametrize("data", [b"x", bytes(39), bytes(41), bytes(40 * (REFS_MAX + 1))], ids=len)
 def test_what_is_no_list_of_names_says_nothing(data: bytes) -> None:
     assert refs_in(entry(Kind.ACCEPT, tags=((INDEX_TAG, data),))) == ()

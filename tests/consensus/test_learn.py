@@ -13,7 +13,18 @@ from paxos_world import Faults, Workspace, World, change, make_workspace, ruled
 
 from metasync.codec import u64
 from metasync.config import decode_config
-from metasync.consensus import NOTHING, Change, Group, Journal, Ref, State, birth_path, encode_birth, proposer
+from metasync.consensus import (
+    NOTHING,
+    Change,
+    Group,
+    Journal,
+    Ref,
+    State,
+    birth_path,
+    encode_birth,
+    learner,
+    proposer,
+)
 from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.founding import bootstrap
 from metasync.consensus.instance import Instance
@@ -25,6 +36,7 @@ from metasync.consensus.records.entry import Entry, Kind, Round, entry_path, hin
 from metasync.consensus.records.state import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, decode_device_set, new_device
+from metasync.runtime.effects import Task
 
 NAMES = ["a", "b", "c"]
 
@@ -305,6 +317,21 @@ def test_an_undetermined_value_is_helped(world: World, ws: Workspace) -> None:
     assert world.do(group_of(ws, 3, 1).get_recent(ws.genesis)) == value
 
 
+def test_where_nobody_has_voted_yet_nothing_further_is_looked_for(world: World, ws: Workspace) -> None:
+    """A proposer has asked for promises. A quorum shows no vote, so that nothing was decided, nor anything after it."""
+    proposer = group_of(ws, 9).participant
+    for name in NAMES:
+        a = ws.unread(proposer, ws.genesis, name)
+        rnd = Round(1, proposer.incarnation)
+        entry, data = a.sealed(a.log, Kind.PREPARE, rnd, None, world.rng.randbytes(48))
+        world.stores[name][a.place(entry.idx)] = data
+    forget_requests(world)
+    assert world.do(group_of(ws, 2, 1).get_recent(ws.genesis)) == ws.genesis
+    asked = {op.path for ops in world.requests.values() for op in ops}
+    later = {entry_path(ws.keys, 1, 0, ws.acceptor_of(n), v, 0) for n in NAMES for v in range(3, 10)}
+    assert asked & later == set()
+
+
 def test_a_proposer_completes_what_may_be_decided(world: World, ws: Workspace) -> None:
     value = accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 9)
     called = []
@@ -361,6 +388,25 @@ def test_who_only_reads_waits_for_slow_backends_before_it_takes_a_hand(
     assert world.do(group_of(ws, 2, 1).get_recent(ws.genesis)).op_id == b"x" * 16
     assert not [op for ops in world.requests.values() for op in ops if op.kind != "get"]
     assert world.now - before < 4 * slowest_s + 0.5  # two steps of the slowest, and a look for what comes after
+
+
+def test_who_only_reads_looks_once_more_before_it_takes_a_hand(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend that has the other vote is back just after all were asked."""
+    value = accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 9)
+    world.down.add("b")
+    really = learner.look_around
+
+    def look(*args: Any, **how: Any) -> Task:
+        yield from really(*args, **how)
+        if how.get("everybody"):
+            world.down.clear()
+
+    monkeypatch.setattr(learner, "look_around", look)
+    forget_requests(world)
+    assert world.do(group_of(ws, 2, 1).get_recent(ws.genesis)) == value
+    assert {op.kind for ops in world.requests.values() for op in ops} == {"get"}
 
 
 def test_a_rollback_of_one_is_noticed_and_of_a_majority_refused(world: World, ws: Workspace) -> None:

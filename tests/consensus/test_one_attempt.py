@@ -14,7 +14,7 @@ from metasync.consensus.proposer import prepare, propose
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER, ROUND_MAX, ValueRules
 from metasync.errors import ForkError, NoQuorumError, WorkspaceError
-from metasync.runtime.effects import Task
+from metasync.runtime.effects import Sleep, Task
 
 
 def test_a_round_that_a_quorum_promised_ahead_is_kept_and_no_other() -> None:
@@ -178,6 +178,80 @@ def test_round_0_is_used_once() -> None:
     assert proposer.owns(group.participant, instance)
     group.participant.rounds_used[instance.v] = 0
     assert not proposer.owns(group.participant, instance)
+
+
+def test_round_0_is_left_alone_where_somebody_was_seen_at_work() -> None:
+    logs = Logs()
+    group = logs.ws.group(b"p" * 16, 1)
+    first = logs.world.do(group.propose(logs.base, lambda: change(b"1" * 16)), {}).state
+    logs.proposer.tell(first, "abc", Kind.PREPARE, logs.proposer.round(1))
+    instance = logs.world.do(group.enter(first))
+    logs.world.do(proposer.look_around(group.participant, instance, 5.0, everybody=True))
+    assert not proposer.owns(group.participant, instance)
+
+
+def test_who_only_helps_uses_no_round_of_its_own() -> None:
+    """Round 0 is for a value, and it brings none."""
+    logs = Logs()
+    group = logs.ws.group(b"p" * 16, 1)
+    first = logs.world.do(group.propose(logs.base, lambda: change(b"1" * 16)), {}).state
+    instance = logs.world.do(group.enter(first))
+    assert proposer.owns(group.participant, instance)
+    assert logs.world.do(proposer.settle(group.participant, instance, 5.0), {}) is None
+
+
+def test_a_change_may_take_its_time_to_be_made() -> None:
+    logs = Logs()
+
+    def slowly() -> Task:
+        yield Sleep(1000.0)
+        return change(b"1" * 16)
+
+    group = logs.ws.group(b"p" * 16, 1)
+    decided = logs.world.do(group.propose(logs.base, slowly, deadline_s=10.0), {})
+    assert (decided.mine, decided.state.op_id) == (True, b"1" * 16)
+
+
+def test_what_was_read_in_an_operation_before_is_read_again() -> None:
+    """Rule 1.9: two voted, and one of them was emptied since. Its vote counts no longer, so the value is passed on."""
+    one = Attempt()
+    x = one.decide()
+    assert one.instance.decided() == x
+    one.world.stores["a"].clear()
+    assert one.do(propose(one.m, one.instance, lambda: change(b"1" * 16), None, 30.0)).state == x
+    assert one.logs.read().decided() == x
+    assert one.logs.world.stores["c"][one.logs.proposer.place(one.logs.base, "c", 1)]
+
+
+def test_a_version_that_its_last_votes_decided_is_decided_though_nothing_more_can_be_sent() -> None:
+    """The logs have no room for another entry, so that most acceptors are out for all that is to come."""
+    one = Attempt(op_id=b"1" * 16)
+    one.attempt.make_value = lambda: change(b"1" * 16)
+
+    def none_left() -> None:
+        raise NoQuorumError("nothing can be agreed here any more")
+
+    one.attempt._check_possible = none_left  # type: ignore[method-assign]
+    state = one.do(one.attempt.run())
+    assert state.op_id == b"1" * 16
+
+
+def test_who_lost_to_a_higher_round_lets_that_one_finish() -> None:
+    """Its own was promised by some, and is not the highest any more."""
+    one = Attempt()
+    one.attempt.round = Round(1, b"p" * 16)
+    one.do(one.attempt._phase(Kind.PREPARE))
+    one.logs.prepare("a", 5)
+    one.look()
+    finished = []
+
+    def finish(_: float) -> Task:
+        yield from ()
+        finished.append(True)
+
+    one.attempt._let_finish = finish  # type: ignore[method-assign]
+    one.do(one.attempt._lost(Kind.PREPARE))
+    assert finished == [True]
 
 
 # ---- how long is waited for whom

@@ -10,7 +10,7 @@ from forger_kit import Forger
 from paxos_world import Store, change
 from test_counting import Logs
 
-from metasync.consensus import State, learner
+from metasync.consensus import State, leaps, learner
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Standing
 from metasync.consensus.records.birth import birth_path
@@ -140,6 +140,41 @@ def test_a_gap_in_what_is_shown_ends_no_search(look: Look, monkeypatch: pytest.M
     assert (top.v, top.absent) == (70, 71)
 
 
+def test_what_too_few_answer_for_is_not_absent(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that is decided stands on a quorum: fewer that lack it say nothing of it, far ahead as near by."""
+    answers = [1]
+
+    def probed(*_: object) -> Task:
+        yield from ()
+        return {}, answers[0]
+
+    monkeypatch.setattr(learner, "_probe_versions", probed)
+    assert look.world.do(learner._gallop(look.instance(), 60.0)) is None
+    assert look.world.do(learner._gallop(look.instance(), 60.0, enough=1)).absent == 2, "who only looks"
+    answers[0] = 2
+    assert look.world.do(learner._gallop(look.instance(), 60.0)).absent == 2
+    assert look.world.do(learner._gallop(look.instance(), 60.0, enough=3)) is None
+
+
+def test_who_only_looks_says_what_is_sure_where_nothing_leads_further(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry of a later version is shown, and its base leads back to nothing that is known."""
+    newest = look.push(look.base)
+    shown = learner._Top(9, {b"a": None})  # type: ignore[dict-item]
+
+    def found(*_: object, **__: object) -> Task:
+        yield from ()
+        return shown
+
+    def nowhere(*_: object, **__: object) -> Task:
+        yield from ()
+
+    monkeypatch.setattr(learner, "_gallop", found)
+    monkeypatch.setattr(leaps, "jump", nowhere)
+    assert look.world.do(learner.newest_seen(look.m, look.group.enter, look.base, 5.0)) == newest
+
+
 # ---- when a look ends
 
 
@@ -190,13 +225,14 @@ def test_who_cannot_read_what_a_quorum_holds_is_told_to_upgrade(look: Look) -> N
         look.world.do(learner._probe(look.m, instance, 1000.0))
 
 
-@pytest.mark.parametrize("step", ["_resolve", "newest_seen"])
+@pytest.mark.parametrize("step", ["_probe", "_resolve", "newest_seen"])
 def test_entries_on_another_state_are_looked_into(look: Look, step: str) -> None:
     instance = look.instance()
     acceptor = next(iter(instance.acceptors.values()))
     acceptor.log.elsewhere[b"d" * 16, b"h" * 32] = look.base
     look.m.look_apart = raising(ForkError("two histories"))
     task = {
+        "_probe": lambda: learner._probe(look.m, instance, 5.0),
         "_resolve": lambda: learner._resolve(look.m, instance, 5.0),
         "newest_seen": lambda: learner.newest_seen(look.m, look.group.enter, look.base, 5.0),
     }[step]
