@@ -25,6 +25,7 @@ _BUILT_IN = {
     "memory": "metasync.backends.memory:MemoryBackend",
     "s3": "metasync.backends.s3:S3Backend",
     "azure": "metasync.backends.azure:AzureBackend",
+    "dropbox": "metasync.backends.dropbox:DropboxBackend",
     "gcs": "metasync.backends.gcs:GcsBackend",
     "swift": "metasync.backends.swift:SwiftBackend",
     "sftp": "metasync.backends.sftp:SftpBackend",
@@ -39,6 +40,7 @@ _ALIASES = {"gs": "gcs", "webdav+https": "webdav"}
 
 _FORMS = {
     "azure": "azure://container/prefix?account=NAME",
+    "dropbox": "dropbox:/folder?account=NAME",
     "file": "file:///absolute/path",
     "gcs": "gcs://bucket/prefix",
     "s3": "s3://bucket/prefix",
@@ -167,7 +169,7 @@ def digest_kind(scheme: str) -> str | None:
         return None
 
 
-_DEFAULT_SERVERS = {"gcs": "storage.googleapis.com", "s3": "amazonaws.com"}
+_DEFAULT_SERVERS = {"dropbox": "api.dropboxapi.com", "gcs": "storage.googleapis.com", "s3": "amazonaws.com"}
 _LOCAL = frozenset({"file", "memory"})
 
 

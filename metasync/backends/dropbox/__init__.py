@@ -1,0 +1,388 @@
+"""A folder of a Dropbox: `dropbox:/path/of/folder?account=NAME`, whose account `metasync auth dropbox` has linked.
+
+`create` is an upload with mode `add` that neither renames nor takes the same bytes for the same file (providers.md,
+section 2). Names on Dropbox know no case; ours are small letters. A pack is one upload. Upload sessions in batches take
+three calls for all, but 15,000 files make eleven packs, of which one of three backends gets seven.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, TypeVar
+
+from metasync.backends._shared.race_probe import create_by, keeps_creates
+from metasync.backends._shared.urls import byte_range
+from metasync.backends.api import BackendUrl, Change, Digest, DigestKind, Inventory, Item, Listed, LogForm, Space
+from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
+from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
+
+T = TypeVar("T")
+
+UPLOAD_BYTES_MAX: Final = 150 << 20  # in one request (providers.md, section 3); a pack has 64 MiB at most
+PAGE_NAMES: Final = 2000  # as many as Dropbox gives at once
+NAMES_MAX: Final = 1 << 20
+PAGES_MAX: Final = 1 << 12
+ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
+_PART_CHARS_MAX: Final = 200
+_PART: Final = re.compile(r'[^\0-\x1f\x7f/\\:?*"<>|]{1,200}')  # what all of Dropbox's clients take
+_ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
+_CURSOR: Final = re.compile(r"[!-~]{1,4000}")
+_WATCH_S: Final = (30, 480)  # that Dropbox takes
+_WATCH_LATE_S: Final = 90 + 60  # what Dropbox adds at random, and what a line may add
+
+
+class DropboxBackend:
+    """A folder of an account. It makes no request before the first call."""
+
+    scheme: ClassVar[str] = "dropbox"
+    form: ClassVar[LogForm] = "log"
+    digest_kind: ClassVar[DigestKind] = "content_hash"
+    url_params: ClassVar[frozenset[str]] = frozenset({"account"})
+
+    def __init__(self, path: str, client: Any) -> None:
+        """`path`: the folder, from the account's root or from the app's folder on. `client`: a `client.Client`."""
+        self._root = path
+        self._depth = path.count("/")
+        self._where = f"dropbox:{path}"
+        self._client = client
+        self._root_seen_at = -ROOT_SEEN_S
+        self._identity: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._where})"
+
+    @classmethod
+    def check_url(cls, url: BackendUrl) -> None:
+        parts = url.path.strip("/").split("/")
+        sound = url.path.startswith("/") and all(_PART.fullmatch(p) and p == p.strip(" ").rstrip(".") for p in parts)
+        if url.host or not sound:
+            raise UsageError(
+                f"not the path of a folder in a Dropbox: {(url.host + url.path)[:80]!r}",
+                next_step="Write dropbox:/folder, with a plain name for the folder.",
+            )
+        account = dict(url.params).get("account")
+        if account is not None and _ACCOUNT.fullmatch(account) is None:
+            raise UsageError(
+                f"not the label of an account: {account[:40]!r}", next_step="`metasync auth --list` has the labels."
+            )
+
+    @classmethod
+    def open(cls, url: BackendUrl, *, create_root: bool) -> DropboxBackend:
+        """With `create_root` the folder is made, and those above it, if it is missing."""
+        if importlib.util.find_spec("dropbox") is None:
+            raise ModuleNotFoundError("no package dropbox", name="dropbox")
+        from metasync.backends._shared.logins import open_login
+        from metasync.backends._shared.logins.oauth import endpoint_of
+        from metasync.backends.dropbox.client import Client
+
+        login = open_login("dropbox", dict(url.params).get("account"))
+        backend = cls("/" + url.path.strip("/"), Client(login, endpoint_of("dropbox")))
+        if create_root:
+            backend._make_root()
+        return backend
+
+    # The calls of the contract.
+
+    def create(self, path: str, data: bytes) -> bool:
+        return create_by(lambda: self._create(path, data), self, path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._upload("put", path, data, "overwrite")
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        split_path(path)
+        check_part(offset, length, max_bytes)
+        if length == 0:
+            self.stat(path)
+            return b""
+        attempt = self._attempt("get", path)
+        is_part = bool(offset) or length is not None
+        headers = {"Range": byte_range(offset, length)} if is_part else None
+        most = max_bytes if length is None else min(length, max_bytes)
+        # What begins at or behind the end is answered with 416, which is no error here.
+        found, answer = self._ask(
+            attempt,
+            lambda sdk: _part_of(sdk, self._at(path), headers),
+            body_bytes_max=most,
+        )
+        if found is None:
+            return b""
+        data: bytes = answer.content
+        if is_part and answer.status_code == 200:  # the whole
+            data = data[offset:][:length]
+        if len(data) != count_bytes(found.size, offset, length, max_bytes, path):
+            raise UnreachableError(f"{attempt}: the answer broke off", next_step="Check the network.")
+        return data
+
+    def stat(self, path: str) -> int:
+        return int(self._file("stat", path).size)
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        from dropbox.files import FileMetadata, FolderMetadata
+
+        split_folder(path)
+        found: dict[str, Listed] = {}
+        for entry in self._entries("list", path, recursive=False):
+            if is_name(entry.name) and isinstance(entry, FileMetadata | FolderMetadata):
+                found[entry.name] = Listed(entry.name, entry.size if isinstance(entry, FileMetadata) else None)
+        return tuple(sorted(found.values(), key=lambda entry: entry.name))
+
+    def delete(self, path: str) -> None:
+        """A folder of this name, which nothing of ours has, is left alone."""
+        split_path(path)
+        attempt = self._attempt("delete", path)
+        try:
+            rev = self._file("delete", path).rev
+            self._ask(attempt, lambda sdk: sdk.files_delete_v2(self._at(path), parent_rev=rev))
+        except NotFoundError:
+            return
+
+    def identity(self) -> bytes:
+        """By the folder's own id, which Dropbox gives once, or that of the shared folder it is or lies in.
+
+        A folder that is shared later has another scope, so that it is not taken for another store.
+        """
+        if self._identity is None:
+            found = self._root_metadata(self._attempt("look at", "."))
+            shared = found.sharing_info
+            within = shared and (shared.shared_folder_id or shared.parent_shared_folder_id)
+            mounted = shared and shared.shared_folder_id
+            place = f"{within}" if mounted else f"{within} {found.id}" if within else f"{found.id}"
+            self._identity = native_identity("dropbox shared" if within else "dropbox", place)
+        return self._identity
+
+    def close(self) -> None:
+        self._client.close()
+
+    # Optional powers.
+
+    def digest(self, path: str) -> Digest:
+        found = self._file("digest", path)
+        return Digest(int(found.size), _hash_of(found))
+
+    def space(self) -> Space:
+        usage = self._client.ask(self._attempt("measure", "."), lambda sdk: sdk.users_get_space_usage())
+        allocation, used = usage.allocation, usage.used
+        if allocation.is_individual():
+            total: int | None = allocation.get_individual().allocated
+        elif allocation.is_team():
+            team = allocation.get_team()
+            own = team.user_within_team_space_allocated  # 0: as much as the team has
+            total, used = (own, team.user_within_team_space_used_cached) if own else (team.allocated, team.used)
+        else:
+            return Space(None, None)
+        return Space(max(0, total - used), total)
+
+    def probe(self) -> LogForm:
+        """The form, or "none" if Dropbox broke `create`'s promise in a probe (`race_probe.keeps_creates`)."""
+        return self.form if keeps_creates(self) else "none"
+
+    def inventory(self, path: str, cursor: str) -> Inventory:
+        """By the feed of the folder. What it says of a folder that is gone is an item as well: all below it is gone."""
+        split_path(path)
+        attempt = self._attempt("list", path)
+        try:
+            page = self._page(attempt, path, cursor, recursive=True)
+        except NotFoundError:
+            if cursor:
+                raise
+            return Inventory((), "", False)  # nothing was stored there yet; there is nothing to have a feed of
+        above = self._depth + path.count("/") + 1
+        items = [item for entry in page.entries if (item := _item(entry, above)) is not None]
+        return Inventory(tuple(items), page.cursor, page.has_more)
+
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        """By a long poll, of at least 30 s. It shows no login: Dropbox wants none for it."""
+        split_path(path)
+        attempt = self._attempt("watch", path)
+        if not cursor:
+            return Change(self._newest(attempt, path), True)
+        if _CURSOR.fullmatch(cursor) is None:
+            raise NotFoundError(f"{attempt}: this cursor is none")
+        waits_s = min(max(round(timeout_s), _WATCH_S[0]), _WATCH_S[1])
+        told = self._client.ask(
+            attempt, lambda sdk: sdk.files_list_folder_longpoll(cursor, waits_s), within_s=waits_s + _WATCH_LATE_S
+        )
+        # The poll of a cursor that something came after ends at once: whoever was told looks from the newest on.
+        newest = self._newest(attempt, path) if told.changes else cursor
+        return Change(newest, bool(told.changes), float(told.backoff or 0))
+
+    def sweep(self, path: str) -> None:
+        """Removes the folders that hold no file: Dropbox keeps a folder whose last file is gone."""
+        from dropbox.files import FileMetadata, FolderMetadata
+
+        split_path(path)
+        folders: dict[str, str] = {self._at(path).lower(): self._at(path)}
+        full: set[str] = set()
+        for entry in self._entries("sweep", path, recursive=True):
+            if isinstance(entry, FolderMetadata) and entry.path_lower:
+                folders[entry.path_lower] = entry.path_display or entry.path_lower
+            elif isinstance(entry, FileMetadata) and entry.path_lower:
+                parts = entry.path_lower.split("/")
+                full.update("/".join(parts[:n]) for n in range(1, len(parts)))
+        empty = {name for name in folders if name not in full}
+        for name in sorted(empty):
+            if name.rpartition("/")[0] not in empty:  # the topmost goes with all that is in it
+                try:
+                    self._client.ask(
+                        self._attempt("sweep", path), lambda sdk, at=folders[name]: sdk.files_delete_v2(at)
+                    )
+                except NotFoundError:
+                    continue
+
+    # What they are made of.
+
+    def _create(self, path: str, data: bytes) -> bool:
+        from metasync.backends.dropbox.client import ConflictError
+
+        try:
+            self._upload("create", path, data, "add")
+        except ConflictError as error:
+            if error.kind in {"file", "folder"}:
+                return False
+            raise
+        return True
+
+    def _upload(self, verb: str, path: str, data: bytes, mode: str) -> None:
+        split_path(path)
+        attempt = self._attempt(verb, path)
+        if len(data) > UPLOAD_BYTES_MAX:
+            raise RefusedError(f"{attempt}: it has {len(data)} bytes, and an upload {UPLOAD_BYTES_MAX} at most")
+
+        def upload(sdk: Any) -> Any:
+            from dropbox.files import WriteMode
+
+            return sdk.files_upload(
+                bytes(data),
+                self._at(path),
+                mode=getattr(WriteMode, mode),
+                autorename=False,
+                strict_conflict=mode == "add",
+                mute=True,
+            )
+
+        found = self._client.ask(attempt, upload)
+        if found.size != len(data):
+            raise BackendError(f"{attempt}: Dropbox says that it has {found.size} bytes", next_step="Try again.")
+        self._saw()
+
+    def _file(self, verb: str, path: str) -> Any:
+        """What Dropbox says of an object. `NotFoundError` for anything else, too."""
+        from dropbox.files import FileMetadata
+
+        split_path(path)
+        attempt = self._attempt(verb, path)
+        found = self._ask(attempt, lambda sdk: sdk.files_get_metadata(self._at(path)))
+        if not isinstance(found, FileMetadata):
+            raise NotFoundError(f"{attempt}: it is no file")
+        return found
+
+    def _entries(self, verb: str, path: str, *, recursive: bool) -> Iterator[Any]:
+        """All that a listing shows; nothing where there is no such folder."""
+        attempt, cursor, names = self._attempt(verb, path or "."), "", 0
+        for _ in range(PAGES_MAX):
+            try:
+                page = self._page(attempt, path, cursor, recursive=recursive)
+            except NotFoundError:
+                if cursor:
+                    raise BackendError(f"{attempt}: it changed too much meanwhile", next_step="Try again.") from None
+                return
+            names += len(page.entries)
+            yield from page.entries
+            if not page.has_more:
+                return
+            if names > NAMES_MAX or page.cursor == cursor:
+                break
+            cursor = page.cursor
+        raise BackendError(f"{attempt}: the listing has no end", retryable=False, next_step="Look what lies there.")
+
+    def _page(self, attempt: str, path: str, cursor: str, *, recursive: bool) -> Any:
+        if not cursor:
+            at = self._at(path) if path else self._root
+            return self._ask(attempt, lambda sdk: sdk.files_list_folder(at, recursive=recursive, limit=PAGE_NAMES))
+        if _CURSOR.fullmatch(cursor) is None:
+            raise NotFoundError(f"{attempt}: this cursor is none")
+        return self._client.ask(attempt, lambda sdk: sdk.files_list_folder_continue(cursor))
+
+    def _newest(self, attempt: str, path: str) -> str:
+        at = self._at(path)
+        told = self._ask(attempt, lambda sdk: sdk.files_list_folder_get_latest_cursor(at, recursive=True))
+        return str(told.cursor)
+
+    def _ask(self, attempt: str, call: Callable[[Any], T], **bounds: Any) -> T:
+        """A call about something below the folder. `NotFoundError` only where the folder itself is there."""
+        try:
+            found: T = self._client.ask(attempt, call, **bounds)
+        except NotFoundError:
+            if time.monotonic() - self._root_seen_at > ROOT_SEEN_S:
+                self._root_metadata(attempt)
+            raise
+        self._saw()
+        return found
+
+    def _root_metadata(self, attempt: str) -> Any:
+        from dropbox.files import FolderMetadata
+
+        try:
+            found = self._client.ask(attempt, lambda sdk: sdk.files_get_metadata(self._root))
+        except NotFoundError:
+            found = None
+        if not isinstance(found, FolderMetadata):
+            raise UnreachableError(
+                f"{attempt}: there is no folder {self._root} in this Dropbox",
+                next_step="Check the URL's path. Only init and `backend add` make a folder that is missing.",
+            )
+        self._saw()
+        return found
+
+    def _make_root(self) -> None:
+        from metasync.backends.dropbox.client import ConflictError
+
+        try:
+            self._client.ask(self._attempt("make", "."), lambda sdk: sdk.files_create_folder_v2(self._root))
+        except ConflictError as error:
+            if error.kind != "folder":
+                raise
+        self._saw()
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _saw(self) -> None:
+        self._root_seen_at = time.monotonic()
+
+    def _attempt(self, verb: str, path: str) -> str:
+        return f"cannot {verb} {path} in {self._where}"
+
+
+def _part_of(sdk: Any, at: str, headers: dict[str, str] | None) -> tuple[Any, Any]:
+    """What Dropbox says of a file, and the answer with its bytes; nothing where the part begins behind its end."""
+    from dropbox.exceptions import HttpError
+
+    try:
+        found, answer = sdk.files_download(at, extra_headers=headers)
+    except HttpError as error:
+        if error.status_code == 416 and headers:
+            return None, None
+        raise
+    return found, answer
+
+
+def _hash_of(found: Any) -> bytes | None:
+    return bytes.fromhex(found.content_hash) if found.content_hash else None
+
+
+def _item(entry: Any, above: int) -> Item | None:
+    """An entry of a feed, `above` folders deep; None for a folder that is there, and for what is not ours."""
+    from dropbox.files import DeletedMetadata, FileMetadata
+
+    parts = (entry.path_lower or "").split("/")[above + 1 :]
+    if not parts or not all(map(is_name, parts)) or not isinstance(entry, DeletedMetadata | FileMetadata):
+        return None
+    name = "/".join(parts)
+    if isinstance(entry, DeletedMetadata):
+        return Item(name, None)
+    return Item(name, int(entry.size), _hash_of(entry), str(entry.rev))
