@@ -35,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     """Reads requests, of whatever method, and sends answers. `respond` says which."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two packets, and the second waited 40 ms for the first's receipt
 
     def respond(self, body: bytes) -> Answer:
         raise NotImplementedError
