@@ -29,6 +29,7 @@ _BUILT_IN = {
     "gcs": "metasync.backends.gcs:GcsBackend",
     "swift": "metasync.backends.swift:SwiftBackend",
     "sftp": "metasync.backends.sftp:SftpBackend",
+    "onedrive": "metasync.backends.onedrive:OneDriveBackend",
     "webdav": "metasync.backends.webdav:WebDavBackend",
     "webdav+http": "metasync.backends.webdav:PlainWebDavBackend",
 }
@@ -43,6 +44,7 @@ _FORMS = {
     "dropbox": "dropbox:/folder?account=NAME",
     "file": "file:///absolute/path",
     "gcs": "gcs://bucket/prefix",
+    "onedrive": "onedrive:/folder",
     "s3": "s3://bucket/prefix",
     "sftp": "sftp://user@host/path",
     "swift": "swift://container/prefix?auth=https://host:5000/v3",
@@ -55,6 +57,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("az", "azblob", "blob", "abfs", "abfss", "wasb", "wasbs", "adl"), _FORMS["azure"]),
     **dict.fromkeys(("dav", "davs", "nextcloud", "owncloud", "koofr", "webdavs"), _FORMS["webdav"]),
     **dict.fromkeys(("ssh", "scp", "rsync"), _FORMS["sftp"]),
+    **dict.fromkeys(("msgraph", "graph", "skydrive"), _FORMS["onedrive"]),
     **dict.fromkeys(("openstack", "ovh", "st"), _FORMS["swift"]),
     **dict.fromkeys(("s3a", "s3n", "aws", "amazon"), _FORMS["s3"]),
     "minio": "s3://bucket/prefix?endpoint=https://host:9000",
@@ -169,7 +172,12 @@ def digest_kind(scheme: str) -> str | None:
         return None
 
 
-_DEFAULT_SERVERS = {"dropbox": "api.dropboxapi.com", "gcs": "storage.googleapis.com", "s3": "amazonaws.com"}
+_DEFAULT_SERVERS = {
+    "dropbox": "api.dropboxapi.com",
+    "gcs": "storage.googleapis.com",
+    "onedrive": "graph.microsoft.com",
+    "s3": "amazonaws.com",
+}
 _LOCAL = frozenset({"file", "memory"})
 
 

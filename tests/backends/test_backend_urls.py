@@ -156,7 +156,7 @@ REFUSED = {
     "fil:///a": "Did you mean file",
     "files:///a": "Did you mean file",
     "s4://bucket": "Did you mean s3",
-    "quux://x": "There are: azure, dropbox, file, gcs, s3, sftp, ",
+    "quux://x": "onedrive, s3, sftp, ",
     "swfit://box": "Did you mean swift? Write swift://container/prefix?auth=https://host:5000/v3.",
     "wedbav://h/x": "Did you mean webdav? Write webdav://user@host/path.",
     "azur://c": "Did you mean azure? Write azure://container/prefix?account=NAME.",

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 from metasync.backends.api import BackendUrl
-from metasync.errors import UsageError
+from metasync.backends.names import count_bytes
+from metasync.errors import BackendError, UsageError
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Reply
+
+_SKIPPED_AT_ONCE_BYTES: Final = 1 << 18
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 
@@ -40,3 +47,38 @@ def server_address(text: str) -> SplitResult | None:
 def byte_range(offset: int, length: int | None) -> str:
     """The value of a Range header."""
     return f"bytes={offset}-" if length is None else f"bytes={offset}-{offset + length - 1}"
+
+
+def part_of(answer: Reply, offset: int, length: int | None, max_bytes: int, attempt: str) -> bytes:
+    """The part of an object that was asked for, from an answer that holds it, or all of the object.
+
+    `RefusedError` where that is more than `max_bytes`, before anything of the body is read.
+    """
+    if answer.headers.get("content-encoding", "identity").lower() != "identity" or not answer.ends_for_sure:
+        raise BackendError(f"{attempt}: the server sent it compressed, or does not say where it ends", retryable=False)
+    first, size, part = 0, answer.size, None
+    if answer.status == 206:
+        part = answer.part
+        if part is None or part[0] != offset:
+            raise BackendError(f"{attempt}: the answer holds another part than was asked for")
+        first, size = offset, part[2]
+    count = None if size is None else count_bytes(size, offset, length, max_bytes, attempt)
+    if part is not None and part[1] - offset != count:
+        raise BackendError(f"{attempt}: the answer holds another part than was asked for")
+    most = count if count is not None else min(max_bytes + 1, length if length is not None else max_bytes + 1)
+    data = _cut(answer, offset - first, most)
+    if count is None:
+        count_bytes(offset + len(data), offset, length, max_bytes, attempt)
+    elif len(data) != count:
+        raise BackendError(f"{attempt}: the answer holds another part than was asked for")
+    return data
+
+
+def _cut(answer: Reply, skip: int, count: int) -> bytes:
+    """`count` bytes of a body behind the first `skip`, and no more of it than that is read."""
+    while skip:
+        skipped = len(answer.read(min(skip, _SKIPPED_AT_ONCE_BYTES)))
+        if not skipped:
+            return b""
+        skip -= skipped
+    return answer.read(count)

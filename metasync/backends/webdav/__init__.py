@@ -28,12 +28,11 @@ from urllib.parse import quote
 
 from metasync.backends._shared.credentials import caution, is_loopback
 from metasync.backends._shared.race_probe import create_by
-from metasync.backends._shared.urls import byte_range
+from metasync.backends._shared.urls import byte_range, part_of
 from metasync.backends.api import BackendUrl, Inventory, Listed, LogForm, Space
 from metasync.backends.names import (
     TEMP_PREFIX,
     check_part,
-    count_bytes,
     is_name,
     native_identity,
     split_folder,
@@ -54,7 +53,6 @@ _CHANGING_S: Final = 3.0  # what was changed so short a time ago may be changing
 _SEEN_MAX: Final = 1 << 12
 _SWEEP_DEPTH_MAX: Final = 16
 _LISTED_AT_ONCE: Final = 8  # folders; browsers have six connections to a server
-_SKIPPED_AT_ONCE_BYTES: Final = 1 << 18
 
 _HOST = re.compile(r"(?:([^\0-\x20]{1,200})@)?([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,60}\])(?::([0-9]{1,5}))?")
 _PORTS = {"https": 443, "http": 80}
@@ -229,7 +227,7 @@ class WebDavBackend:
                 if answer.status == 416 and headers:  # begins at or behind the end
                     return b""
                 self._check_object(answer, attempt, path, again)
-                data = _part(answer, offset, length, max_bytes, attempt)
+                data = part_of(answer, offset, length, max_bytes, attempt)
         except BrokenOffError:
             if again:
                 raise _MayPassError from None
@@ -354,35 +352,3 @@ def _is_changing(answer: Reply) -> bool:
         return (now - changed).total_seconds() <= _CHANGING_S
     except (KeyError, ValueError, TypeError):
         return True
-
-
-def _part(answer: Reply, offset: int, length: int | None, max_bytes: int, attempt: str) -> bytes:
-    """The part of an object that was asked for, from an answer that holds it, or all of the object."""
-    if answer.headers.get("content-encoding", "identity").lower() != "identity" or not answer.ends_for_sure:
-        raise BackendError(f"{attempt}: the server sent it compressed, or does not say where it ends", retryable=False)
-    first, size, part = 0, answer.size, None
-    if answer.status == 206:
-        part = answer.part
-        if part is None or part[0] != offset:
-            raise BackendError(f"{attempt}: the answer holds another part than was asked for")
-        first, size = offset, part[2]
-    count = None if size is None else count_bytes(size, offset, length, max_bytes, attempt)
-    if part is not None and part[1] - offset != count:
-        raise BackendError(f"{attempt}: the answer holds another part than was asked for")
-    most = count if count is not None else min(max_bytes + 1, length if length is not None else max_bytes + 1)
-    data = _cut(answer, offset - first, most)
-    if count is None:
-        count_bytes(offset + len(data), offset, length, max_bytes, attempt)
-    elif len(data) != count:
-        raise BackendError(f"{attempt}: the answer holds another part than was asked for")
-    return data
-
-
-def _cut(answer: Reply, skip: int, count: int) -> bytes:
-    """`count` bytes of a body behind the first `skip`, and no more of it than that is read."""
-    while skip:
-        skipped = len(answer.read(min(skip, _SKIPPED_AT_ONCE_BYTES)))
-        if not skipped:
-            return b""
-        skip -= skipped
-    return answer.read(count)

@@ -1,0 +1,440 @@
+"""What the OneDrive backend makes of refusals, of a login that ended, and of answers that are not Graph's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from http_kit import Answer
+from servers.onedrive_standin import CONTENTS, OneDriveStandin, error_of
+from servers.standin import Request
+
+from metasync.backends import onedrive as module
+from metasync.backends.api import Space
+from metasync.backends.digests import digest_of
+from metasync.backends.onedrive import OneDriveBackend
+from metasync.backends.registry import open_backend, parse_url, server_of
+from metasync.backends.wrappers.retry import Retrying
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
+
+PAGE = b"<!DOCTYPE html><html><body>Please sign in. hunter2 quota</body></html>"
+HTML = {"Content-Type": "text/html"}
+
+CALLS: dict[str, Callable[[OneDriveBackend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/a", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=9),
+    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
+    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "digest": lambda b: b.digest("d/a"),
+    "list": lambda b: b.list("d"),
+    "inventory": lambda b: b.inventory("d", ""),
+    "delete": lambda b: b.delete("d/b"),
+    "space": lambda b: b.space(),
+    "identity": lambda b: b.identity(),
+}
+ALL_CALLS = pytest.mark.parametrize("kind", CALLS)
+
+
+def error(code: str) -> bytes:
+    return json.dumps(error_of(code)).encode()
+
+
+REFUSALS: list[tuple[int, bytes, type[BackendError], bool]] = [
+    (301, PAGE, UnreachableError, True),
+    (400, error("invalidRequest"), BackendError, False),
+    (403, error("accessDenied"), RefusedError, False),
+    (403, PAGE, UnreachableError, True),
+    (403, error("quotaLimitReached"), FullError, False),
+    (404, PAGE, UnreachableError, True),
+    (404, b"", UnreachableError, True),
+    (404, error("ResourceNotFound"), UnreachableError, True),
+    (407, PAGE, UnreachableError, True),
+    (408, b"", BackendError, True),
+    (409, error("resourceModified"), BackendError, True),
+    (412, error("resourceModified"), BackendError, True),
+    (413, error("maxFileSizeExceeded"), RefusedError, False),
+    (423, error("resourceLocked"), BackendError, True),
+    (429, error("activityLimitReached"), BackendError, True),
+    (500, error("generalException"), BackendError, True),
+    (502, PAGE, BackendError, True),
+    (503, error("serviceNotAvailable"), BackendError, True),
+    (504, b"", BackendError, True),
+    (507, error("quotaLimitReached"), FullError, False),
+    (509, b"", BackendError, True),
+]
+
+
+def answering(standin: OneDriveStandin, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Request], Answer]) -> None:
+    monkeypatch.setattr(standin, "respond", answer)
+
+
+@pytest.mark.parametrize(("status", "body", "expected", "retryable"), REFUSALS)
+def test_refusals(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch,
+    status: int, body: bytes, expected: type[BackendError], retryable: bool,
+) -> None:  # fmt: skip
+    is_graphs = body not in (PAGE, b"")
+    headers = {"Content-Type": "application/json" if is_graphs else "text/html", "Location": "http://127.0.0.1:1/x"}
+    answering(standin, monkeypatch, lambda _: Answer(status, body, headers))
+    for kind, call in CALLS.items():
+        backend._folder = None
+        if kind == "space" and is_graphs and expected is not FullError and status in (403, 404):
+            assert backend.space() == Space(None, None)  # the right to the app's folder need not show it
+            continue
+        with pytest.raises(BackendError) as caught:
+            call(backend)
+        assert (kind, type(caught.value), caught.value.retryable) == (kind, expected, retryable)
+        assert "onedrive:/metasync/one" in caught.value.message
+        for secret in ("hunter2", "token-", "sign in"):
+            assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "said", "after_s"), [(429, None, 1.0), (429, "7", 7.0), (503, "30", 30.0)])
+def test_a_server_that_asks_for_fewer_requests(
+    standin: OneDriveStandin, backend: OneDriveBackend, status: int, said: str | None, after_s: float
+) -> None:
+    for call in CALLS.values():
+        backend._folder = None
+        standin.switches.refused = [(status, said)] * 4
+        with pytest.raises(BackendError) as caught:
+            call(backend)
+        assert (caught.value.retryable, caught.value.retry_after_s) == (True, after_s)
+        assert len(standin.take_log()) == 1, "the backend repeats nothing by itself"
+
+
+@ALL_CALLS
+def test_a_login_page_for_everything(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nothing in it may pass for data, for a write, or for nothing."""
+    monkeypatch.setattr(backend, "_folder", None)
+    for status in (200, 201, 204, 401):
+        if (kind, status) == ("delete", 204):  # which is what Graph says, too
+            continue
+        page = Answer(status, b"" if status == 204 else PAGE, HTML)
+        answering(standin, monkeypatch, lambda _, page=page: replace(page))
+        with pytest.raises(UnreachableError, match="not OneDrive"):
+            CALLS[kind](backend)
+
+
+# The login.
+
+
+@ALL_CALLS
+def test_a_token_that_ended_is_renewed_once(standin: OneDriveStandin, backend: OneDriveBackend, kind: str) -> None:
+    for name in ("d/a", "d/b"):
+        backend.put(name, b"12")
+    standin.switches.ended.add(standin.tokens["access"])
+    standin.take_log()
+    CALLS[kind](backend)
+    CALLS[kind](backend)
+    assert [e.status for e in standin.log].count(401) == (0 if kind == "identity" else 1)
+
+
+@ALL_CALLS
+def test_a_login_that_was_revoked(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(backend, "_folder", None)
+    standin.switches.revoked |= {standin.tokens["access"], standin.tokens["refresh"]}
+    with pytest.raises(RefusedError, match="ended or was revoked") as caught:
+        CALLS[kind](backend)
+    assert caught.value.next_step == "Run: metasync auth onedrive"
+
+
+def test_a_token_that_is_refused_although_it_is_new(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standin, "_check_token", lambda _: Answer(401, error("InvalidAuthenticationToken")))
+    with pytest.raises(RefusedError, match="does not take the login") as caught:
+        backend.stat("a")
+    assert caught.value.next_step == "Run: metasync auth onedrive"
+    assert [e.status for e in standin.log if "/oauth2" not in e.request.path] == [401, 401]
+
+
+def test_no_account_is_linked(standin: OneDriveStandin) -> None:
+    with pytest.raises(RefusedError, match="no account of OneDrive is linked as work"):
+        open_backend(parse_url("onedrive:/x?account=work"))
+    assert not standin.log
+
+
+# Addresses that Graph gives out.
+
+
+@pytest.mark.parametrize(
+    "location", ["http://thief.example/x", "ftp://127.0.0.1/x", "/relative", "", "https://u:p@h/x"]
+)
+def test_contents_are_read_over_tls_only(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    answering(standin, monkeypatch, lambda _: Answer(302, b"", {"Location": location}))
+    with pytest.raises(UnreachableError, match="without TLS") as caught:
+        backend.get("a", max_bytes=9)
+    assert "thief" not in str(caught.value)
+    assert len(standin.log) == 1
+
+
+def test_a_stand_in_is_the_only_one_without_tls(standin: OneDriveStandin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graph itself cannot send a client to a server of this machine."""
+    from metasync.backends.onedrive.graph import Graph
+
+    graph = Graph(None, {})  # type: ignore[arg-type]
+    with pytest.raises(UnreachableError, match="without TLS"), graph.at("GET", f"{standin.url}/x", "a", {}, within_s=9):
+        pass
+    assert graph._server == "https://graph.microsoft.com"
+    assert not standin.log
+
+
+def test_an_address_that_is_over_is_asked_for_anew(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    backend.put("a", b"0123456789")
+    standin.switches.only = "y4m"
+    standin.switches.refused = [(403, None), (404, None)]
+    assert backend.get("a", offset=3, length=4, max_bytes=9) == b"3456"
+    standin.switches.refused = [(404, None)] * 9
+    with pytest.raises(BackendError) as caught:
+        backend.get("a", max_bytes=10)
+    assert type(caught.value) is BackendError, "what an address does not hold is no word on the object"
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("fault", ["truncated", "torn"])
+def test_contents_that_are_cut(standin: OneDriveStandin, backend: OneDriveBackend, fault: str) -> None:
+    backend.put("a", b"0123456789")
+    standin.switches.only = "y4m"
+    setattr(standin.switches, fault, 1)
+    if fault == "torn":  # the head tells half: a whole object, of another length, which its hash will show
+        assert backend.get("a", max_bytes=10) == b"01234"
+    else:
+        with pytest.raises(UnreachableError):
+            backend.get("a", max_bytes=10)
+    setattr(standin.switches, fault, 1)
+    with pytest.raises(BackendError):
+        backend.get("a", offset=2, length=6, max_bytes=10)
+    assert backend.get("a", max_bytes=10) == b"0123456789"
+
+
+def test_what_is_too_large_is_not_read(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = standin.respond
+    endless = Answer(200, b"x" * 65536, {}, length=1 << 40)
+    answering(standin, monkeypatch, lambda r: replace(endless) if r.host == CONTENTS else sound(r))
+    backend.put("a", b"1")
+    with pytest.raises(RefusedError, match="at most 9"):
+        backend.get("a", max_bytes=9)
+
+
+# Writes.
+
+
+def test_a_large_object_goes_by_a_session(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PUT_BYTES_MAX", 1 << 10)
+    monkeypatch.setattr(module, "_FRAGMENT_BYTES", 320 << 10)
+    data = bytes(range(256)) * 3000  # 2.3 fragments
+    backend.put("d/large", b"before")
+    standin.take_log()
+    backend.put("d/large", data)
+    assert [(e.request.method, e.status) for e in standin.take_log()] == [
+        ("POST", 200), ("PUT", 202), ("PUT", 202), ("PUT", 200)
+    ]  # fmt: skip
+    assert standin.files()["metasync/one/d/large"] == data
+    assert backend.get("d/large", max_bytes=len(data)) == data
+    assert backend.create("d/made", data) is True, "a create is one request, which is atomic"
+    assert standin.sessions == {}
+
+
+def test_a_session_that_breaks_off_leaves_what_was_there(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PUT_BYTES_MAX", 1 << 10)
+    backend.put("a", b"before")
+    standin.switches.only = "/up-"
+    for refused, expected in (((500, None), BackendError), ((404, None), BackendError), ((507, None), FullError)):
+        standin.switches.refused = [refused]
+        with pytest.raises(BackendError) as caught:
+            backend.put("a", bytes(5000))
+        assert type(caught.value) is expected
+        assert backend.get("a", max_bytes=9) == b"before"
+    standin.switches.refused, standin.switches.dropped = [], 1
+    with pytest.raises(UnreachableError):
+        backend.put("a", bytes(5000))
+    assert backend.get("a", max_bytes=9) == b"before"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_folders_above_are_made_where_graph_does_not(
+    standin: OneDriveStandin, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setattr(module, "PUT_BYTES_MAX", 4 if large else 1 << 20)
+    standin.switches.makes_parents = False
+    backend = open_backend(parse_url("onedrive:/some/where/deep"), create_root=True)
+    backend.put("a/b/c", b"12345")
+    backend.put("a/b/d", b"12345")
+    assert backend.create("a/e/c", b"1") is True
+    assert {*standin.files()} == {f"some/where/deep/a/{name}" for name in ("b/c", "b/d", "e/c")}
+
+
+def test_a_conflict_that_is_none_of_names_is_tried_again(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    """`resourceModified` says that somebody else wrote meanwhile, and not that the name is taken."""
+    standin.switches.conflicts = 1
+    with pytest.raises(BackendError) as caught:
+        backend.create("a", b"1")
+    assert type(caught.value) is BackendError
+    assert caught.value.retryable
+    assert backend.create("a", b"1") is True
+    assert backend.create("a", b"2") is False
+
+
+def test_a_create_whose_answer_was_lost(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    standin.switches.lost, standin.switches.only = 1, "/content"
+    assert Retrying(backend, sleep=lambda _: None).create("a", b"mine") is True
+    assert backend.create("a", b"mine") is False
+
+
+def test_a_write_that_another_race_won(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    """Between look and write somebody else was faster: where OneDrive notices it, one of them is told so."""
+    other = open_backend(parse_url("onedrive:/metasync/one"))
+
+    def faster() -> None:
+        standin.switches.between = None
+        assert other.create("a", b"theirs") is True
+
+    standin.switches.between = faster
+    assert backend.create("a", b"mine") is False
+    assert backend.get("a", max_bytes=9) == b"theirs"
+
+
+def test_a_store_that_lets_both_win_does_not_vote_by_creates(
+    standin: OneDriveStandin, backend: OneDriveBackend
+) -> None:
+    """What block form is for: it does not stand on creates."""
+    other = open_backend(parse_url("onedrive:/metasync/one"))
+
+    def faster() -> None:
+        standin.switches.between = None
+        assert other.create("a", b"theirs") is True
+
+    standin.switches.both_win, standin.switches.between = True, faster
+    assert backend.create("a", b"mine") is True
+    assert backend.form == "block"
+
+
+def test_a_store_that_is_late_does_not_vote(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    assert backend.probe() == "block"
+    standin.switches.late = 1
+    with pytest.raises(NotFoundError):  # of what was just created: whoever asks takes that for a store that is not fit
+        backend.probe()
+
+
+def test_fewer_bytes_arrived(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = standin.respond
+    answering(standin, monkeypatch, lambda r: sound(replace(r, body=r.body[:-1])))
+    for call in (lambda: backend.put("a", b"123"), lambda: backend.create("b", b"123")):
+        with pytest.raises(BackendError, match="2 bytes arrived of 3"):
+            call()
+
+
+# What is there.
+
+
+def test_a_folder_that_is_gone(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    """It is away, as a whole; its objects are not "not there"."""
+    backend.put("d/a", b"12")
+    standin.remove_all("metasync/one")
+    backend._seen_at = float("-inf")
+    for kind in ("get", "get part", "get nothing", "stat", "digest", "list", "inventory", "delete"):
+        with pytest.raises(UnreachableError, match="no such folder"):
+            CALLS[kind](backend)
+    other = open_backend(parse_url("onedrive:/metasync/one"), create_root=True)
+    with pytest.raises(UnreachableError, match="another folder than before"):
+        backend.stat("d/a")
+    assert other.identity() != backend.identity()
+
+
+def test_absence_costs_one_request_more_at_first(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    backend._seen_at = float("-inf")
+    for _ in range(3):
+        with pytest.raises(NotFoundError):
+            backend.get("d/a", max_bytes=9)
+    assert len(standin.log) == 4
+
+
+def test_a_root_that_is_not_there(standin: OneDriveStandin) -> None:
+    with pytest.raises(UnreachableError, match="no such folder"):
+        open_backend(parse_url("onedrive:/nothing")).identity()
+    assert standin.files() == {}
+
+
+def test_names_that_onedrive_does_not_take(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    names = ("con", "com1", ".lock", "desktop.ini", "a.", "...", "a_vti_b", "forms", "nul/nul")
+    for name in names:
+        assert backend.create(name, name.encode()) is True
+    assert {item.name for item in backend.list("")} == {name.partition("/")[0] for name in names}
+    assert [backend.get(name, max_bytes=99).decode() for name in names] == [*names]
+    with standin.lock:
+        standin._add(standin._at(("metasync", "one")).item_id, "not=ours", b"1")
+    assert "notours" not in {item.name for item in backend.list("")}
+
+
+def test_the_room_of_the_whole_drive(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    backend.put("a", bytes(100))
+    assert backend.space() == Space((5 << 30) - 100, 5 << 30)
+    standin.switches.shows_quota = False
+    assert backend.space() == Space(None, None)
+
+
+def test_digests(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    backend.put("a", b"data")
+    assert backend.digest("a").value == digest_of("quickxor", b"data")
+    standin.damage("metasync/one/a", b"dat!")
+    assert backend.digest("a").value == digest_of("quickxor", b"dat!")
+    standin.switches.has_digests = False
+    assert backend.digest("a").value is None
+
+
+def test_identity_is_of_drive_and_folder(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    same = open_backend(parse_url("onedrive:/MetaSync/One"))  # capitals do not count there
+    assert same.identity() == backend.identity()
+    beside = open_backend(parse_url("onedrive:/metasync/two"), create_root=True)
+    assert beside.identity()[:16] == backend.identity()[:16]
+    assert beside.identity() != backend.identity()
+    standin.drive_id = f"0{standin.drive_id.lower()}"
+    again = open_backend(parse_url("onedrive:/metasync/one"))
+    assert again.identity() == backend.identity()
+
+
+# URLs.
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "onedrive://host/x", "onedrive:", "onedrive:/", "onedrive:x", "onedrive:/a//b", "onedrive:/a/../b",
+        "onedrive:/a|b", "onedrive:/con", "onedrive:/a./b", "onedrive:/~$a", "onedrive:/a%0Ab", "onedrive:/%20a",
+        "onedrive:/a:b",
+        "onedrive:/x?account=Two words", "onedrive:/x?endpoint=http://127.0.0.1", f"onedrive:/{'a' * 201}",
+    ],
+)  # fmt: skip
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(UsageError):
+        parse_url(url)
+
+
+def test_urls() -> None:
+    for text in ("onedrive:/folder", "onedrive:/Fotos%20%C3%BC/a?account=work", "onedrive:/a/b&role=storage"):
+        url = parse_url(text)
+        assert parse_url(url.location).location == url.location
+        assert server_of(url) == "onedrive graph.microsoft.com"
+
+
+def test_it_says_what_it_is(backend: OneDriveBackend) -> None:
+    assert repr(backend) == "OneDriveBackend(onedrive:/metasync/one)"
+    assert "Microsoft does not say" in backend.form_reason
