@@ -207,8 +207,9 @@ class Inventories(Protocol):
         """A page of the objects below a folder, which is not the root, in any order; a name may come twice.
 
         `cursor` "" begins. What is written or removed while pages are asked for may be in them or not; a feed tells it
-        afterwards. Of changes only the last of a name need be told. `NotFoundError`: this cursor is too old, begin
-        anew. An inventory is a hint, as a list is: nothing is deleted on its word.
+        afterwards. Of changes only the last of a name need be told. A feed may tell of a folder that it is gone, and
+        means all that was below it. `NotFoundError`: this cursor is too old, begin anew. An inventory is a hint, as a
+        list is: nothing is deleted on its word.
         """
         ...
 

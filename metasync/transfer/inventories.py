@@ -28,6 +28,7 @@ CURSOR_CHARS_MAX: Final = 4096
 LIST_TIMEOUT_S: Final = 120.0
 _PATH: Final = re.compile("(0|[1-9][0-9]{0,18})/([0-9a-f]{2})/([0-9a-f]{64})")
 _GENERATION: Final = re.compile("0|[1-9][0-9]{0,18}")
+_FOLDER: Final = re.compile("(0|[1-9][0-9]{0,18})(/[0-9a-f]{2})?")  # above packs
 
 
 class Copy(NamedTuple):
@@ -161,20 +162,21 @@ def heeding(h: Heard, task: Task) -> Task:
 
 
 def changes(h: Heard) -> Task:
-    """Reads the feed. Where its cursor is too old nothing is known, so that all is to be listed."""
+    """Reads the feed. Where its cursor is too old, or a folder is gone, nothing is known: all is to be listed."""
     cursors = []
     for storage_id, since in zip(h.place.storage_ids, h.look.cursors.split("\n"), strict=True):
         cursor = since
         for _ in range(PAGES_MAX):
             reply: Reply = yield _op(h.place, "inventory", f"{storage_id.hex()}/packs", cursor)
-            if isinstance(reply.error, NotFoundError):
+            is_too_old = isinstance(reply.error, NotFoundError)
+            if not is_too_old and (reply.error is not None or reply.value is None):
+                h.how, h.why = "away", reply.error.message if reply.error is not None else "it tells no changes now"
+                return
+            page = Inventory((), "", False) if is_too_old else _page(h.place, reply)
+            if is_too_old or any(item.size is None and _FOLDER.fullmatch(item.name) for item in page.items):
                 h.changes.clear()
                 h.look = h.look._replace(at_ns=0)
                 return
-            if reply.error is not None or reply.value is None:
-                h.how, h.why = "away", reply.error.message if reply.error is not None else "it tells no changes now"
-                return
-            page = _page(h.place, reply)
             h.changes.update(_entries(page.items))
             cursor = _checked(h.place, page.cursor)
             if not page.more:

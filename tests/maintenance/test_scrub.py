@@ -303,6 +303,31 @@ def test_a_cursor_that_the_store_has_forgotten_begins_anew(lab: Lab, monkeypatch
     assert hows(w.scrub()) == dict.fromkeys(NAMES, "listed")
 
 
+@pytest.mark.parametrize("folder", ["0", "0/ab", "17/ff"])
+def test_a_feed_that_tells_of_a_folder_alone_is_not_enough(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Dropbox says of a deleted folder that it is gone, and nothing of the packs in it."""
+    w = pushed(lab, "memory")
+    w.scrub()
+    gone = packs_of(lab, "a")
+    for path in gone:
+        lab.counts["a"].delete(path)
+    plain = MemoryBackend.inventory
+
+    def telling(self: MemoryBackend, path: str, cursor: str) -> Inventory:
+        page = plain(self, path, cursor)
+        if not cursor or ":" in cursor or not page.items:
+            return page
+        return page._replace(items=(Item(folder, None),))
+
+    monkeypatch.setattr(MemoryBackend, "inventory", telling)
+    report = w.scrub()
+    assert hows(report)["a"] == "listed"
+    assert report.repaired is not None
+    assert report.repaired.copies == len(gone)
+
+
 def test_a_feed_that_fails_half_way_is_read_again_from_where_it_was(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = pushed(lab, "memory")
     w.scrub()

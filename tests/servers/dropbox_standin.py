@@ -333,6 +333,8 @@ class DropboxStandin(Standin):
             cursor = self._cursors.get(arg.cursor)
             if cursor is None or self.faults.ends_feeds:
                 raise _RefusalError(files.ListFolderContinueError.reset)
+            if cursor.below != "/" and not isinstance(self.tree.get(cursor.below[:-1]), Folder):
+                raise _RefusalError(files.ListFolderContinueError.path(files.LookupError.not_found))
             cursor = _Cursor(cursor.below, cursor.recursive, cursor.limit, list(cursor.left), cursor.at)
             if not cursor.left:
                 changed = [path for path in self.changes[cursor.at :] if self._is_in(path, cursor)]

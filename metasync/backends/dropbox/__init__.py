@@ -182,6 +182,8 @@ class DropboxBackend:
 
     def inventory(self, path: str, cursor: str) -> Inventory:
         """By the feed of the folder. What it says of a folder that is gone is an item as well: all below it is gone."""
+        from dropbox.files import DeletedMetadata
+
         split_path(path)
         attempt = self._attempt("list", path)
         try:
@@ -191,6 +193,8 @@ class DropboxBackend:
                 raise
             return Inventory((), "", False)  # nothing was stored there yet; there is nothing to have a feed of
         above = self._depth + path.count("/") + 1
+        if any(isinstance(e, DeletedMetadata) and (e.path_lower or "").count("/") <= above for e in page.entries):
+            raise NotFoundError(f"{attempt}: the folder was gone meanwhile")
         items = [item for entry in page.entries if (item := _item(entry, above)) is not None]
         return Inventory(tuple(items), page.cursor, page.has_more)
 

@@ -335,6 +335,13 @@ def test_a_folder_that_is_gone_is_told_by_its_name(filled: DropboxBackend, stand
     assert filled.inventory("d", cursor).items == (Item("e", None),)
 
 
+def test_the_folder_of_a_feed_that_is_gone(filled: DropboxBackend, standin: DropboxStandin) -> None:
+    cursor = filled.inventory("d", "").cursor
+    filled._client.ask("delete", lambda sdk: sdk.files_delete_v2("/top/ws/d"))
+    with pytest.raises(NotFoundError):
+        filled.inventory("d", cursor)
+
+
 @pytest.mark.parametrize("cursor", ["unknown", "\n", "x" * 9999])
 def test_a_cursor_that_is_too_old(filled: DropboxBackend, cursor: str) -> None:
     for call in (lambda: filled.inventory("d", cursor), lambda: filled.watch("d", cursor, 30)):
