@@ -69,7 +69,7 @@ def check_step(old: Config, new: Config) -> None:
             f"{len(stay)} of {old.n} voting backends would stay, and {old.quorum} must in one step",
             next_step="Add or remove one backend after the other; add a new one before you remove one of the last two.",
         )
-    if new.mode == "bft" and new.n < 3 * new.f + 1:
+    if new.n < 3 * new.f + 1:
         raise UsageError(
             f"{new.n} backends would vote, and the workspace allows for {new.f} that lies, which takes {3 * new.f + 1}",
             next_step="Add another backend that votes first.",

@@ -11,7 +11,7 @@ from paxos_world import Store, World, make_parts
 from test_counting import Logs
 
 from metasync.consensus import founding, hints
-from metasync.consensus.founding import Found, bootstrap
+from metasync.consensus.founding import ERAS, Found, bootstrap
 from metasync.consensus.records.birth import genesis_path, seal_genesis_again
 from metasync.consensus.records.entry import SignedEntry
 from metasync.errors import BackendError, DamagedError, ForkError, NoQuorumError, UnreachableError, UpgradeError
@@ -99,9 +99,20 @@ def test_it_is_found_on_all_of_them(begun: Beginning) -> None:
     assert found.problems == {}
 
 
-def test_names_that_are_no_ids_are_nobodys(begun: Beginning) -> None:
-    begun.world.stores["a"]["z" * 32 + "/x"] = b"x"
+@pytest.mark.parametrize("name", ["z" * 32, "ab", "AB" * 16])
+def test_names_that_are_no_ids_are_nobodys(begun: Beginning, name: str) -> None:
+    begun.world.stores["a"][f"{name}/x"] = b"x"
     assert begun.found().problems == {}
+    begun.world.do(founding.look(["a"]), {})
+    assert not any(op.path.startswith(name) for op in begun.world.requests["a"])
+
+
+def test_a_backend_that_has_records_of_eras_is_known_by_its_list(begun: Beginning) -> None:
+    begun.world.stores["b"][f"{ERAS}/1"] = b"a record"
+    restarted: set[str] = set()
+    for name in "abc":
+        begun.world.do(founding._listed(name, restarted, {}), {})
+    assert restarted == {"b"}
 
 
 def test_who_does_not_answer_is_named(begun: Beginning) -> None:
@@ -259,5 +270,6 @@ def test_after_a_restart_its_first_state_is_the_start_and_all_are_read(
 
     monkeypatch.setattr(founding, "newest_record", newest)
     many.again("b")
+    many.hint()  # of the era before
     assert many.found().state == first
     assert many.read("b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, floor_path, seal_floor
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, Change, successor
 from metasync.consensus.truncation import GRACE_S, Progress
-from metasync.errors import MetaSyncError, UnreachableError
+from metasync.errors import BackendError, MetaSyncError, NotFoundError, UnreachableError
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.keys.keyring import new_keys
 from metasync.runtime.effects import Op, Reply, Sleep, Task
@@ -140,6 +141,50 @@ def beginnings(ws: Workspace, base: State, name: str) -> set[str]:
     devices = [i.device_id for i in ws.identities]
     logs = {entries.entry_path(ws.keys, *at, a, base.v + 1, 0)}
     return logs | {entries.block_path(ws.keys, *at, a, base.v + 1, d, 0) for d in devices}
+
+
+class Deleting:
+    """Floors have stood for 31 days, and steps of deletion are tried, which come to an error in some places."""
+
+    def __init__(self, world: World, ws: Workspace) -> None:
+        self.world, self.group = world, group_of(ws, 1)
+        self.state = push(world, self.group, ws.genesis, 18)
+        self.progress = Progress()
+        while world.do(self.group.bound_logs(self.state, self.progress, 0.0, keep=BLOCK)):
+            pass
+        bases = [world.do(self.group.state_at(self.state, v - 1)) for v in (1, 2)]
+        self.first = {path for base in bases for name in NAMES for path in beginnings(ws, base, name)}
+
+    def tried(self, error: BackendError, when: Callable[[Op], bool]) -> None:
+        self.world.fault_hook = lambda op: Reply(error=error) if when(op) else None
+        for _ in range(4):
+            self.world.do(self.group.bound_logs(self.state, self.progress, 31 * DAY_S, keep=BLOCK))
+        self.world.fault_hook = lambda _: None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_no_log_of_a_block_goes_before_its_first_two(world: World, ws: Workspace, which: int) -> None:
+    """One of the two cannot be deleted now. Of one that is gone already the same is said as ever."""
+    deleting = Deleting(world, ws)
+    some = {sorted(deleting.first & set(store))[which] for store in world.stores.values()}
+    others = {p for store in world.stores.values() for p in store if "/px/0/" in p} - deleting.first
+
+    def there() -> set[str]:
+        return {path for store in world.stores.values() for path in store}
+
+    deleting.tried(UnreachableError("busy"), lambda op: op.kind == "delete" and op.path in some)
+    assert deleting.progress.deleted == {}
+    assert others | some <= there()
+    deleting.tried(NotFoundError("gone"), lambda op: op.kind == "delete" and op.path in some)
+    assert len(deleting.progress.deleted) == len(NAMES)
+    assert others & there() == set()
+
+
+def test_what_cannot_be_listed_is_not_taken_for_deleted(world: World, ws: Workspace) -> None:
+    deleting = Deleting(world, ws)
+    deleting.tried(UnreachableError("busy"), lambda op: op.kind == "list")
+    assert deleting.progress.deleted == {}
+    assert len(deleting.progress.read_s) == len(NAMES), "no wait begins anew"
 
 
 def test_nothing_is_collected_before_there_is_much(world: World, ws: Workspace) -> None:

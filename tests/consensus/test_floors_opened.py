@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paxos_world import World
 from test_counting import Logs
 
 from metasync.consensus import truncation
@@ -93,6 +95,119 @@ def test_keys_that_open_a_floor_count_though_another_keyring_shuts_this_device_o
     floors.shut, floors.rings = True, [LATER]
     assert floors.opened(a=b"later", b=b"later") == {"a", "b"}
     assert floors.poisoned() == {}
+
+
+def test_a_floor_that_no_keys_open_is_told_with_what_is_wrong_with_it(floors: Floors) -> None:
+    """There is a keyring of its epoch, with keys for this device, and the floor is no floor."""
+    floors.rings = [LATER]
+    assert floors.opened(a=b"later, and torn") == set()
+    assert "it opens with other keys" in floors.poisoned()["a"]
+    assert "no keyring gives them" not in floors.poisoned()["a"]
+
+
+# ---- which logs are still there
+
+
+class Left:
+    """Logs of acceptors with a floor of version 8, the first of a block of eight or of its own. All voted for all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, block: int = 8) -> None:
+        self.looked: list[int] = []
+        self.entered: list[int] = []
+        self.views: dict[int, dict[str, Any]] = {}
+        self.block = block
+        monkeypatch.setattr(truncation, "covering", lambda v: (v // block + 1) * block)
+        monkeypatch.setattr(truncation, "states_between", self._states)
+        monkeypatch.setattr(truncation, "_looked", self._looked)
+        monkeypatch.setattr(truncation, "Instance", lambda _m, _c, _d, base: self._at(base))
+
+    def _states(self, _m: object, _i: object, latest: Any, first: int, last: int) -> Task:
+        yield from ()
+        assert last <= latest.v, "a state has nothing after it"
+        return [self.state(v) for v in range(first, last + 1)]
+
+    def state(self, v: int) -> Any:
+        return At(v)
+
+    def at(self, v: int, name: str) -> Any:
+        """What an acceptor shows of a version."""
+        views = self.views.setdefault(v, {})
+        if name not in views:
+            log = SimpleNamespace(usable=True, votes={1: self.state(v)})
+            views[name] = SimpleNamespace(acceptor_id=name, name=name, log=log, ended=True, counts=lambda: True, v=v)
+        return views[name]
+
+    def _at(self, base: Any) -> Any:
+        return SimpleNamespace(acceptors={name: self.at(base.v + 1, name) for name in "abc"})
+
+    def _looked(self, view: Any) -> Task:
+        yield from ()
+        self.looked.append(view.v)
+
+    def remains(self, current: int) -> tuple[str, str]:
+        """-> (whose logs are there, who did not tell), of a and b."""
+
+        def enter(base: Any, *, ahead: bool) -> Task:
+            yield from ()
+            assert ahead
+            self.entered.append(base.v)
+            return self._at(base)
+
+        instance: Any = SimpleNamespace(v=current + 1, config=None, devices=None)
+        me: Any = SimpleNamespace(now=0.0)
+        self.looked, self.entered = [], []
+        found = World(1, [*"abc"]).do(truncation.intact(me, enter, instance, self.state(current), ["a", "b"]))  # type: ignore[arg-type]
+        return "".join(sorted(found.there)), "".join(sorted(found.silent))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class At:
+    v: int
+    chain: str = "agreed"
+
+
+@pytest.mark.parametrize(
+    ("current", "wanted"), [(0, [1]), (1, [1]), (2, [1, 2]), (6, [1, 2]), (8, [7, 8]), (9, [8, 9]), (13, [8, 9])]
+)
+def test_the_first_two_logs_of_a_block_tell_what_is_left_of_it(
+    monkeypatch: pytest.MonkeyPatch, current: int, wanted: list[int]
+) -> None:
+    """Rule 1.11. Or the two before the reader's own, where it is one of them, and version 1 itself."""
+    left = Left(monkeypatch)
+    assert left.remains(current) == ("ab", "")
+    assert sorted({*left.looked}) == wanted
+    assert left.entered == [v - 1 for v in wanted if v - 1 != current], "as its own config has it"
+
+
+def test_a_log_without_a_vote_for_what_was_agreed_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either of the two. A vote for another value may be one that came late."""
+    for v in (8, 9):
+        left = Left(monkeypatch)
+        left.at(v, "a").log.votes.clear()
+        assert left.remains(13) == ("b", "")
+        left.at(v, "a").log.votes[1] = At(v, "another")
+        assert left.remains(13) == ("b", "")
+        left.at(v, "a").log.votes[2] = At(v)
+        assert left.remains(13) == ("ab", "")
+    left = Left(monkeypatch)
+    left.at(1, "a").log.votes[1] = At(1, "another")
+    assert left.remains(0) == ("ab", ""), "of version 1 any vote will do: it has no owner"
+    left.at(1, "a").log.votes.clear()
+    assert left.remains(0) == ("b", "")
+
+
+def test_who_cannot_be_read_whole_does_not_tell_and_who_is_poisoned_has_lost_its_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = Left(monkeypatch)
+    left.at(9, "a").ended = False
+    left.at(8, "b").counts = lambda: False
+    assert left.remains(13) == ("", "ab")
+    left.at(9, "a").log.usable = left.at(8, "b").log.usable = False
+    assert left.remains(13) == ("ab", ""), "what it had accepted before stays evidence"
+
+
+# ---- where floors are put up
 
 
 def test_a_floor_is_put_up_on_who_is_in_reach_and_what_it_was(floors: Floors) -> None:

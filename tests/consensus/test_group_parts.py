@@ -13,7 +13,7 @@ from test_counting import Logs
 
 from metasync.consensus import Ref, State, group, participant
 from metasync.consensus.group import CONSTS_KEPT, _fault_after
-from metasync.consensus.objects import Copy, const_path, created, get_anywhere
+from metasync.consensus.objects import Copy, const_path, created, get_anywhere, seal_object
 from metasync.consensus.participant import (
     OBJECTS_KEPT,
     OP_TIMEOUT_S,
@@ -25,6 +25,7 @@ from metasync.consensus.participant import (
 )
 from metasync.consensus.records.entry import Kind, Seen, entry_path, open_entry, seal_entry
 from metasync.errors import BackendError, FormatError, UnreachableError
+from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime.effects import Reply, Task
 
@@ -78,6 +79,31 @@ def test_a_root_that_rides_without_a_value_is_nobodys(one: One, monkeypatch: pyt
     assert one.m.riding == {}
 
 
+def test_a_root_rides_with_the_value_that_names_it(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sealed anew to tell. Another root in its place is nobody's."""
+    random, root = bytes(32), b"the root"
+    sealed, _ = seal_object(one.ws.keys, RecordKind.META, root, era=0, epoch=1, random=random)
+    entry: Any = SimpleNamespace(
+        value=SimpleNamespace(index=Ref(1, sealed)), base=SimpleNamespace(era=0, epoch=1)
+    )  # fmt: skip
+    monkeypatch.setattr(participant, "root_in", lambda _: (random, b"another"))
+    one.m.take_root(entry)
+    assert one.m.riding == {}
+    monkeypatch.setattr(participant, "root_in", lambda _: (random, root))
+    one.m.take_root(entry)
+    assert one.m.riding == {sealed: root}
+
+
+def test_a_memory_that_is_out_of_order_is_none() -> None:
+    memory = [Remembered(1, Seen(bytes([n]) * 16, 1, 0, b"h" * 32)) for n in range(2)]
+    data = encode_memory(memory)
+    head, one, two = data[:3], data[3 : 3 + 64], data[3 + 64 :]
+    assert decode_memory(head + one + two) == tuple(memory)
+    for wrong in (two + one, one + one):
+        with pytest.raises(FormatError, match="out of order"):
+            decode_memory(head + wrong)
+
+
 def test_an_incarnation_has_its_length(one: One) -> None:
     with pytest.raises(ValueError, match="incarnation"):
         one.ws.group(b"short")
@@ -106,6 +132,14 @@ def test_who_wrote_a_version_is_told_by_its_own_signature_alone(one: One) -> Non
     forger = Forger(one.world, one.ws, len(one.ws.identities) - 1, state.writer)
     forger.tell(one.base, "abc", Kind.PREPARE, forger.round(1))
     assert writer() is None
+
+
+def test_who_began_a_version_before_its_writer_did_not_write_it(one: One) -> None:
+    """The first entry is of another round than the state's: whose it is tells nothing."""
+    state = one.push(one.base)
+    assert one.do(one.group.writer_of(one.base, state, deadline_s=5.0)) == one.ws.identities[1].device_id
+    another = replace(state, writer=b"o" * 16)
+    assert one.do(one.group.writer_of(one.base, another, deadline_s=5.0)) is None
 
 
 def test_an_index_root_that_rode_in_a_vote_is_not_asked_for(one: One) -> None:
@@ -165,14 +199,37 @@ def test_what_entries_carried_is_not_asked_for(one: One) -> None:
     assert {*one.group._consts} >= {state.config, state.devices}
 
 
-def test_who_begins_at_a_later_epoch_has_no_change_of_keys_to_fence(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    def followed(m: Any, *_: object) -> Task:
+def test_a_change_of_keys_is_fenced_by_who_passes_over_it(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 1.12. Who begins at a later epoch, or comes by it in a leap, has none to fence; keys that are held are not
+    looked for."""
+    opened = []
+
+    def followed(m: Any, state: State, *_: object) -> Task:
         yield from ()
+        opened.append(state.v)
         return m.keys
 
     monkeypatch.setattr(group, "follow_keys", followed)
-    one.do(one.group.enter(replace(one.base, epoch=2)))
-    assert one.group.unfenced == []
+    one.do(one.group.enter(one.base))
+    assert (opened, one.group.unfenced) == ([], [])
+    after = replace(one.logs.x, epoch=2)
+    for state, unfenced in ((replace(one.logs.x, v=5, epoch=2), []), (after, [(one.base, after)])):
+        another = one.ws.group(b"q" * 16, 1)
+        one.do(another.enter(one.base))
+        one.do(another.enter(state))
+        assert another.unfenced == unfenced
+    newcomer = one.ws.group(b"q" * 16, 1)
+    one.do(newcomer.enter(replace(one.base, epoch=2)))
+    assert newcomer.unfenced == []
+    assert opened == [5, 1, 0]
+
+
+def test_a_copy_goes_to_those_that_there_is_a_way_to(one: One) -> None:
+    del one.m.links[one.ids[0]]
+    digest = one.do(one.group.put_const(one.base, b"data"))
+    one.world.run()
+    there = [const_path(a, digest.hex()) in one.world.stores[name] for name, a in zip("abc", one.ids, strict=True)]
+    assert there == [False, True, True]
 
 
 def test_a_root_that_was_emptied_or_rolled_back_holds_no_copy(one: One) -> None:

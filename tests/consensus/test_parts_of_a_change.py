@@ -13,6 +13,7 @@ from metasync.config import Config
 from metasync.consensus import NOTHING, State, reconfigure
 from metasync.consensus.objects import const_path
 from metasync.consensus.participant import Participant
+from metasync.consensus.records.birth import genesis_path
 from metasync.errors import BackendError, ExcludedError, NoQuorumError, RefusedError, UnreachableError, UsageError
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
@@ -162,6 +163,16 @@ def test_the_new_ones_are_made_ready_with_all_that_the_base_names(changing: Chan
     assert before["b"] in changing.world.stores["b"]
 
 
+def test_the_beginning_that_is_given_may_be_there_already_and_no_other(changing: Change) -> None:
+    """From an earlier try, sealed with other random bytes."""
+    new, member = b"n" * 16, {b"n" * 16: "b"}
+    for _ in range(2):
+        assert changing.do(reconfigure.give_genesis(changing.m, {new: b"nonce" * 6}, member)) == changing.base
+    changing.world.stores["b"][genesis_path(new)] = changing.world.stores["a"][genesis_path(changing.ids["a"])]
+    with pytest.raises(BackendError, match="taken by something else"):
+        changing.do(reconfigure.give_genesis(changing.m, {new: b"nonce" * 6}, member))
+
+
 # ---- the fence
 
 
@@ -185,6 +196,30 @@ def test_who_could_not_decide_a_version_puts_up_no_fence(changing: Change) -> No
     member = changing.ws.group(b"s" * 16, len(changing.ws.identities) - 1).participant
     with pytest.raises(ExcludedError):
         changing.do(reconfigure.fence(member, instance, x, changing.config, 5.0))
+
+
+def test_votes_that_stand_are_closed_as_they_are(changing: Change) -> None:
+    """A process that has read nothing yet looks first: no round is needed where a quorum voted in one."""
+    instance, x = decided(changing)
+    changing.world.down = {"c"}
+    changing.do(reconfigure.fence(changing.m, instance, x, changing.config, 5.0))
+    changing.world.run()
+    logs = {name: [changing.logs.proposer.place(changing.base, name, n) for n in range(5)] for name in "ab"}
+    there = {name: sum(path in changing.world.stores[name] for path in paths) for name, paths in logs.items()}
+    assert there == {"a": 3, "b": 3}, "PREPARE, ACCEPT and DECIDED"
+
+
+def test_votes_in_different_rounds_are_no_fence(changing: Change) -> None:
+    """Each log is closed, on the same value. A quorum of votes in one round is what binds whoever comes next."""
+    for name, n in (("a", 1), ("b", 3)):
+        changing.logs.prepare(name, n)
+        changing.logs.accept(name, n, changing.logs.x)
+        changing.logs.close(name, changing.logs.x)
+    instance = changing.do(changing.ws.group(b"r" * 16, 1).enter(changing.base))
+    for view in instance.acceptors.values():
+        changing.do(view.look())
+    stay = frozenset(changing.ids.values())
+    assert not reconfigure._is_enough(instance, changing.logs.x, stay, closed=True)
 
 
 def test_a_log_that_was_poisoned_after_it_closed_holds_no_fence(changing: Change) -> None:

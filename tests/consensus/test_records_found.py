@@ -12,7 +12,16 @@ from test_counting import Logs
 
 from metasync.consensus import eras
 from metasync.consensus.records.era import Tombstone
-from metasync.errors import ExcludedError, ForkError, FormatError, NoQuorumError, NotFoundError, UnreachableError
+from metasync.errors import (
+    ExcludedError,
+    ForkError,
+    FormatError,
+    NoQuorumError,
+    NotFoundError,
+    PassphraseError,
+    UnreachableError,
+)
+from metasync.keys.derive import sha256
 from metasync.runtime.effects import Reply, Task
 
 
@@ -175,3 +184,103 @@ def test_an_era_is_followed_though_its_device_set_cannot_be_had_yet(restarts: Re
     first = replace(restarts.base, era=1, devices=b"unknown".ljust(32))
     record: Any = SimpleNamespace(number=1, first=first, digest=b"one")
     assert restarts.do(eras.follow(restarts.m, lambda _: saying(None)(), restarts.base, record)) == first
+
+
+# ---- the keys that open a record
+
+
+class Sealed:
+    """A record of `epoch`, which opens with the keys of `with_keys`. `rings`: what lies on the backends, and the keys
+    in each; None: not for this device."""
+
+    def __init__(self, restarts: Restarts, epoch: int) -> None:
+        self.restarts = restarts
+        self.m: Any = restarts.m
+        self.held = self.m.keys
+        self.with_keys: Any = "of the ring"
+        self.rings: dict[bytes, Any] = {}
+        self.asked: list[str] = []
+        for name, answer in {
+            "epoch_of": lambda _: epoch,
+            "rings_on": saying(self._on),
+            "open_ring": self._ring,
+            "open_record": self._record,
+        }.items():
+            restarts.patch.setattr(eras, name, answer)
+
+    def _on(self, link: str, is_it: Callable[[int], bool]) -> list[bytes]:
+        self.asked.append(link)
+        return [*self.rings] if is_it(eras.epoch_of(b"")) else []
+
+    def _ring(self, ring: bytes, *_: object) -> Any:
+        if self.rings[ring] is None:
+            raise PassphraseError("not for this device")
+        return self.rings[ring]
+
+    def _record(self, keys: Any, *_: object) -> Any:
+        if keys != self.with_keys:
+            raise FormatError("it opens with other keys")
+        return SimpleNamespace(first=SimpleNamespace(keyring=sha256(b"ring")))
+
+    def opened(self) -> Any:
+        return self.restarts.do(eras.opened_record(self.m, b"data", 1, ["a", "b"]))
+
+
+def test_a_record_opens_with_the_ring_that_it_names(restarts: Restarts) -> None:
+    """Another ring with the same keys, and one for other devices, are passed by."""
+    sealed = Sealed(restarts, 2)
+    sealed.rings = {
+        b"for others": None,
+        b"of another": "other keys",
+        b"same keys": "of the ring",
+        b"ring": "of the ring",
+    }
+    assert sealed.opened().first.keyring == sha256(b"ring")
+    assert sealed.m.keys == "of the ring"
+    del sealed.rings[b"ring"]
+    sealed.m.keys = sealed.held
+    with pytest.raises(ExcludedError):
+        sealed.opened()
+    del sealed.rings[b"for others"]
+    with pytest.raises(FormatError, match="whose keyring cannot be had"):
+        sealed.opened()
+    assert sealed.m.keys is sealed.held
+
+
+def test_no_ring_is_looked_for_where_the_keys_of_the_epoch_are_agreed(restarts: Restarts) -> None:
+    """What does not open with them is no record. Of an epoch that was never agreed other keys may be the right ones."""
+    sealed = Sealed(restarts, 1)
+    sealed.rings = {b"ring": "of the ring"}
+    chain = SimpleNamespace(epoch=1, keys=())
+    sealed.m.device_sets = {b"d": SimpleNamespace(chain=chain)}
+    with pytest.raises(FormatError, match="it opens with other keys"):
+        sealed.opened()
+    assert (sealed.asked, sealed.m.keys) == ([], sealed.held)
+    chain.epoch = 0
+    assert sealed.opened()
+    assert sealed.m.keys == "of the ring"
+
+
+# ---- whether it goes on from what is known
+
+
+@pytest.mark.parametrize(("known", "ended"), [(3, 7), (7, 3), (5, 5)])
+def test_a_record_of_another_history_is_refused_whichever_end_is_further(
+    restarts: Restarts, known: int, ended: int
+) -> None:
+    chain = replace(restarts.base, v=min(known, ended)).hash
+
+    def ancestor(_m: object, _i: object, high: Any, v: int) -> bytes:
+        assert high.v >= v, "a state has nothing after it"
+        return chain
+
+    def descends() -> None:
+        record: Any = SimpleNamespace(ended=replace(restarts.base, v=ended), number=1)
+        here = replace(restarts.base, v=known)
+        restarts.do(eras._check_descent(restarts.m, lambda _: saying(None)(), here, record))
+
+    restarts.patch.setattr(eras, "ancestor", saying(ancestor))
+    descends()
+    chain = b"another".ljust(32)
+    with pytest.raises(ForkError, match="contradicts version"):
+        descends()

@@ -210,3 +210,50 @@ def test_where_neither_chain_can_be_followed_nothing_is_known_in_common(
     monkeypatch.setattr(forks, "fetch_state", fetched)
     instance: Any = SimpleNamespace(base=mine)
     assert words.do(forks._parting(words.m, instance, theirs.hash)) is None
+
+
+def test_where_two_chains_part_they_had_the_state_before_in_common(
+    words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Theirs is of the same version, on the same state: it is the oldest that differs."""
+    mine = replace(words.logs.x, v=9)
+    theirs = replace(mine, op_id=b"t" * 16)
+
+    def fetched(*_: object) -> Task:
+        yield from ()
+        return theirs
+
+    monkeypatch.setattr(forks, "fetch_state", fetched)
+    instance: Any = SimpleNamespace(base=mine)
+    found = words.do(forks._parting(words.m, instance, theirs.hash))
+    assert found == ((8, mine.prev), (9, theirs.hash))
+
+
+def test_no_chain_is_followed_beyond_the_beginning(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device made up a version 1 on another version 0, which the admin did not sign."""
+    mine = words.logs.x
+    theirs = replace(mine, prev=b"t" * 32)
+    asked = []
+
+    def fetched(_m: object, _instance: object, v: int, digest: bytes, _epoch: int) -> Task:
+        yield from ()
+        asked.append((v, digest))
+        return {theirs.hash: theirs, mine.prev: words.base}[digest]
+
+    monkeypatch.setattr(forks, "fetch_state", fetched)
+    instance: Any = SimpleNamespace(base=mine)
+    found = words.do(forks._parting(words.m, instance, theirs.hash))
+    assert found == ((0, words.base.hash), (0, theirs.prev))
+    assert asked == [(1, theirs.hash), (0, mine.prev)]
+
+
+@pytest.mark.parametrize(("beyond", "told"), [(0, True), (1, False)])
+def test_a_head_too_far_ahead_is_made_up(words: Words, beyond: int, told: bool) -> None:
+    words.says(0, replace(words.base, v=hints.AHEAD_MAX + beyond))
+    ahead, apart = words.do(hints.check_heads(words.m, words.instance, words.backends))
+    assert [head.v for head in ahead] == [hints.AHEAD_MAX] * told
+    assert apart == ()
+
+
+def test_when_hints_are_due() -> None:
+    assert [v for v in range(1, 100) if hints.hint_is_due(v)] == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96]
