@@ -43,6 +43,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
     },
     "Backends": {
         "backend": "backends",
+        "auth": "auth",
         "rebalance": "backends",
         "check": "sync",
         "drill": "backends",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metasync.merge import changes
-from metasync.reports import backends, history, members, settings, start, sync
+from metasync.reports import accounts, backends, history, members, settings, start, sync
 from metasync.session import evidence
 from metasync.terminal import text as _text
 from metasync.testing import contract
@@ -63,6 +63,7 @@ COMMANDS: dict[str, Any] = {
     "device rename": members.RenameReport,
     "device confirm": members.NoteReport,
     "invite": members.InviteReport,
+    "auth": accounts.AuthReport,
     "recover": backends.RecoverReport,
     "key show": members.KeyReport,
     "key change-passphrase": members.PassphraseReport,

@@ -15,12 +15,13 @@ import contextlib
 import hashlib
 import json
 import secrets
+import socket
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from http_kit import Answer, Handler, listening
@@ -238,8 +239,10 @@ class Standin:
             if body or login is None:
                 return self._fault(401, "invalid_access_token", "revoke")
         else:
-            login = self.refresh.get(form.get("token", ""), self.access.get(form.get("token", "")))
-            if login is None:
+            held = self.access if self.provider.name == "box" else self.refresh
+            login = held.get(form.get("token", ""))
+            secret = form.get("client_secret") if self.provider.name == "box" else CLIENT_SECRET
+            if login is None or secret != CLIENT_SECRET:
                 return self._fault(400, "invalid_token", "revoke")
         with self._lock:
             for tokens in (self.refresh, self.access):
@@ -262,5 +265,15 @@ def oauth_standin(provider: str) -> Iterator[Standin]:
             return found[0].answer(self.command, self.path, self.headers, body)
 
     with listening(Asked) as port:
-        found.append(Standin(PROVIDERS[provider], f"http://127.0.0.1:{port}"))
-        yield found[0]
+        before = PROVIDERS[provider]
+        own = before  # a port that is registered may be another test's at this moment
+        if "{port}" not in before.redirect:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                own = replace(before, redirect=f"http://localhost:{free.getsockname()[1]}/")
+        known = cast("dict[str, Provider]", PROVIDERS)
+        known[provider] = own
+        found.append(Standin(own, f"http://127.0.0.1:{port}"))
+        try:
+            yield found[0]
+        finally:
+            known[provider] = before

@@ -179,6 +179,10 @@ class Place:
             _keyring_delete(self._entry)
         self.path.unlink(missing_ok=True)
 
+    def kept_in(self) -> str:
+        """Where the login is, for people."""
+        return "the system's keyring" if self._is_in_keyring() else str(self.path)
+
     def _is_in_keyring(self) -> bool:
         try:
             return _object(self.path.read_bytes()[:_FILE_BYTES_MAX]).get("kept_in") == _KEYRING

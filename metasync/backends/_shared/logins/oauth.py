@@ -273,11 +273,11 @@ def revoke(provider: Provider, client: Client, access: str, refresh: str) -> boo
         return False
     if provider.name == "dropbox":  # the token of the request is the one that goes, with all of its login
         answer = _sent(provider, provider.revoke, {"authorization": f"Bearer {access}"}, b"")
-    else:
-        form = {"token": refresh}
-        if provider.single_use:
-            form |= {"client_id": client.id, "client_secret": client.secret}
+    elif provider.name == "box":
+        form = {"token": access, "client_id": client.id, "client_secret": client.secret}
         answer = _posted(provider, provider.revoke, form)
+    else:
+        answer = _posted(provider, provider.revoke, {"token": refresh})
     if answer.status not in (200, 204):
         raise _refused(provider, answer)
     return True
