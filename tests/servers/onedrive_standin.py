@@ -598,6 +598,7 @@ def linked(standin: OneDriveStandin, folder: Path, environ: Any, account: str = 
 
     with running(standin):
         environ.setenv("XDG_CONFIG_HOME", str(folder))
+        environ.setenv("XDG_STATE_HOME", str(folder))  # what an account asked for is remembered there
         environ.setenv("METASYNC_KEYRING", "off")
         environ.setenv(standin.variable, standin.url)
         now = time.time()
