@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import is_loopback
 from metasync.backends._shared.http import PROXY_STEP, SILENT_S, authorities, retry_after_s
+from metasync.backends._shared.logins.kept import DEFAULT
 from metasync.backends._shared.logins.oauth import endpoint_of
 from metasync.backends._shared.urls import server_address
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
@@ -97,8 +98,10 @@ class Graph:
                 return answer
             if not last:
                 token = self._login.renewed(token)
+        label = "" if self._login.account == DEFAULT else f" --account {self._login.account}"
         raise RefusedError(
-            f"{attempt}: OneDrive does not take the login (401)", next_step="Run: metasync auth onedrive"
+            f"{attempt}: OneDrive does not take the login (401)",
+            next_step=f"Run: metasync auth onedrive{label}",
         )
 
     @contextlib.contextmanager
