@@ -147,7 +147,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     _note_look(s)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
-    apart, brought = _check_meta(s, agreed, standings, read_data=read_data)
+    apart, brought = _check_meta(s, agreed, standings, read_data=read_data, repair=repair)
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
@@ -218,12 +218,13 @@ def _pieces(s: Session, packs: Sequence[PackRecord]) -> Pieces:
 
 
 def _check_meta(
-    s: Session, agreed: Agreed, standings: Mapping[str, str], *, read_data: bool
+    s: Session, agreed: Agreed, standings: Mapping[str, str], *, read_data: bool, repair: bool
 ) -> tuple[list[CheckProblem], list[str]]:
     """The index, config and device set on every acceptor, and whether each is the one it should be. -> also notes."""
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     problems += [CheckProblem("all backends", b"", told) for told in health.check_heads(s, agreed.state)]
-    found, brought = health.check_meta(s, beside(agreed), {p.backend for p in problems}, read_data=read_data)
+    ill = {p.backend for p in problems}
+    found, brought = health.check_meta(s, beside(agreed), ill, read_data=read_data, mend=repair)
     return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought
 
 

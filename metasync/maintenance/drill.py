@@ -125,8 +125,11 @@ def _beside_the_logs(
     """What no backend that is left has of the config, the device set, the index and the records of eras."""
     named = beside(agreed)
     away = {e.name for e in agreed.config.backends} - {*left}
-    wrong, _, holders = health.look_beside(s, named, {*ill, *away}, read_data=read_data)
-    out = [f"{what}: on no backend that is left" for what, ref in named if getattr(ref, "hash", ref) not in holders]
+    seen = health.look_beside(s, named, {*ill, *away}, read_data=read_data)
+    wrong = seen.problems + [(c.backend, f"{c.what} is altered") for bad in seen.altered.values() for c in bad]
+    out = [
+        f"{what}: on no backend that is left" for what, ref in named if getattr(ref, "hash", ref) not in seen.holders
+    ]
     return out + _eras(s, agreed.state, [n for n in left if n not in ill]) + [f"{b}: {why}" for b, why in wrong]
 
 

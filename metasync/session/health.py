@@ -144,34 +144,44 @@ class Beside(NamedTuple):
 
 
 def check_meta(
-    s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str], *, read_data: bool
+    s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str], *, read_data: bool, mend: bool = False
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """Looks for the objects beside the logs, but on `ill` backends. -> (problems as (backend, why), notes).
 
     A copy that is missing is brought from another backend. Whoever agreed a version waited for as many as every quorum
-    needs (`Config.meta_copies`); the others' copies were under way then, and may have got lost.
+    needs (`Config.meta_copies`); the others' copies were under way then, and may have got lost. `mend`: an altered one
+    is stored anew in the same way.
     """
-    problems, lacking, holders = look_beside(s, named, ill, read_data=read_data)
-    brought: dict[str, set[str]] = {}
-    for digest, lack in lacking.items():
-        there = _bring(s, lack, holders.get(digest, ()))
-        for copy in lack:
-            if copy.backend in there:
-                brought.setdefault(copy.backend, set()).add(copy.what)
-            else:
-                problems.append((copy.backend, f"{copy.what} is missing"))
-    return problems, [
-        f"{b}: brought what was missing there: {', '.join(sorted(w))}" for b, w in sorted(brought.items())
-    ]
+    seen = look_beside(s, named, ill, read_data=read_data)
+    problems = [*seen.problems]
+    notes: list[str] = []
+    for found, why, told in (
+        (seen.lacking, "is missing", "brought what was missing there"),
+        (seen.altered, "is altered", "stored anew what was altered there"),
+    ):
+        brought: dict[str, set[str]] = {}
+        for digest, lack in found.items():
+            there = _bring(s, lack, seen.holders.get(digest, ())) if mend or found is seen.lacking else set()
+            for copy in lack:
+                if copy.backend in there:
+                    brought.setdefault(copy.backend, set()).add(copy.what)
+                else:
+                    problems.append((copy.backend, f"{copy.what} {why}"))
+        notes += [f"{b}: {told}: {', '.join(sorted(w))}" for b, w in sorted(brought.items())]
+    return problems, notes
 
 
-def look_beside(
-    s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str], *, read_data: bool
-) -> tuple[list[tuple[str, str]], dict[bytes, list[Beside]], dict[bytes, list[Beside]]]:
-    """Looks for the objects beside the logs, but on `ill` backends, and brings nothing.
+class Seen(NamedTuple):
+    """What `look_beside` found. `problems`: of other kinds, as (backend, why); the copies by the object's hash."""
 
-    -> (problems as (backend, why), copies that are missing, copies that are there), the latter by the object's hash.
-    """
+    problems: list[tuple[str, str]]
+    lacking: dict[bytes, list[Beside]]
+    altered: dict[bytes, list[Beside]]
+    holders: dict[bytes, list[Beside]]
+
+
+def look_beside(s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str], *, read_data: bool) -> Seen:
+    """Looks for the objects beside the logs, but on `ill` backends, and brings nothing."""
     copies = _beside(s, named, ill)
     replies = _replies(s, copies, "get" if read_data else "stat")
     if not read_data:  # nobody noted how many bytes there should be: copies that differ are read
@@ -180,19 +190,17 @@ def look_beside(
             if reply.error is None:
                 sizes.setdefault(copy.digest, set()).add(reply.value)
         replies |= _replies(s, [c for c in copies if len(sizes.get(c.digest, ())) > 1], "get")
-    problems: list[tuple[str, str]] = []
-    lacking: dict[bytes, list[Beside]] = {}
-    holders: dict[bytes, list[Beside]] = {}
+    seen = Seen([], {}, {}, {})
     for copy, reply in replies.items():
         if isinstance(reply.error, NotFoundError):
-            lacking.setdefault(copy.digest, []).append(copy)
+            seen.lacking.setdefault(copy.digest, []).append(copy)
         elif reply.error is not None:
-            problems.append((copy.backend, f"{copy.what} cannot be read: {reply.error.message}"))
+            seen.problems.append((copy.backend, f"{copy.what} cannot be read: {reply.error.message}"))
         elif isinstance(reply.value, bytes) and hashlib.sha256(reply.value).digest() != copy.digest:
-            problems.append((copy.backend, f"{copy.what} is altered"))
+            seen.altered.setdefault(copy.digest, []).append(copy)
         else:
-            holders.setdefault(copy.digest, []).append(copy)
-    return problems, lacking, holders
+            seen.holders.setdefault(copy.digest, []).append(copy)
+    return seen
 
 
 def _beside(s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str]) -> list[Beside]:

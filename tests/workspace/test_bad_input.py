@@ -547,6 +547,27 @@ def test_meta_objects_that_are_missing_are_brought(lab: Lab, part: str) -> None:
     assert (again.meta_problems, again.notes) == ((), ())
 
 
+@pytest.mark.parametrize("part", ["meta", "const"])
+def test_meta_objects_that_are_altered_are_stored_anew_by_repair(lab: Lab, part: str) -> None:
+    w = started(lab)
+    before = {path: path.read_bytes() for path in lab.objects("b", part)}
+    for path in before:
+        flip(path)
+    assert {p.backend for p in w.check(read_data=True).meta_problems} == {"b"}
+    report = w.check(read_data=True, repair=True)
+    what = {"meta": "index, index segment", "const": "config, device set"}[part]
+    assert (report.meta_problems, report.notes) == ((), (f"b: stored anew what was altered there: {what}",))
+    mended = {path for path, data in before.items() if path.read_bytes() == data}
+    assert mended
+    again = w.check(read_data=True)
+    assert (again.meta_problems, again.notes) == ((), ())
+    lab.faults["b"].read_only = True
+    for path in mended:
+        flip(path)
+    report = w.check(read_data=True, repair=True)
+    assert {p.problem.split()[-1] for p in report.meta_problems if p.backend == "b"} == {"altered"}
+
+
 def test_data_that_is_lost_everywhere_stays_where_it_is(lab: Lab) -> None:
     w = started(lab)
     c = lab.clone(lab.urls("a", "b", "c"))
