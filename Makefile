@@ -17,6 +17,8 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 SECONDS ?= 3600
 SEEDS ?= 300
 FIRST ?= 1
+ROUNDS ?= 1000
+REAL ?= 50
 AGAINST ?= HEAD~1
 TARGETS ?=
 MODEL ?=
@@ -25,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate mutants bench bench-cpu bench-scale bench-providers bench-heal fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-heal fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -58,6 +60,9 @@ test-servers: $(STAMP) ## the tests against real servers on loopback (fetches an
 simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all cores; MUTANTS=1: broken rules are caught
 	PYTHONPATH=tests $(BIN)/python -m simulation.simulator --seeds $(SEEDS) --first $(FIRST) \
 		$(if $(MUTANTS),--mutants,--keep tests/simulation/kept.jsonl)
+
+campaign: $(STAMP) ## backends are wiped and damaged round after round while devices push (ROUNDS=1000), and on real processes (REAL=50)
+	PYTHONPATH=tests $(BIN)/python -m simulation.campaigns --rounds $(ROUNDS) --real $(REAL) --first $(FIRST)
 
 mutants: $(STAMP) ## one fault in every guard that agrees, merges, checks out or deletes: hours; ROOMS="merge" MUTATION=--left
 	PYTHONPATH=tests nice -n 10 $(BIN)/python -m mutation --jobs $(JOBS) $(if $(ROOMS),--rooms $(ROOMS)) $(MUTATION)

@@ -22,6 +22,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.local.state_keys import EVIDENCE_KEY
+from metasync.reports.backends import CheckReport, Status
 from metasync.session.folder import BASE_KEY
 from metasync.store.retention import Keep
 from metasync.workspace import Workspace
@@ -52,6 +53,7 @@ class Operation:
     op_ids: list[bytes] = field(default_factory=list)
     error: str = ""
     notes: list[str] = field(default_factory=list)
+    accused: frozenset[str] = frozenset()  # backends of which it says that something is wrong there
     conflicts: list[bytes] = field(default_factory=list)  # paths that have the agreed bytes now, one's own beside them
 
 
@@ -128,7 +130,7 @@ class Client:
     @property
     def lacks_a_way(self) -> bool:
         """Whether the running process knows of backends that it has to be told the ways to."""
-        return self.workspace is not None and bool(_unlinked(self.workspace))
+        return self.workspace is not None and bool(unlinked(self.workspace))
 
     def _restore(self) -> None:
         """The machine's disk fails, and its backup takes its place."""
@@ -330,10 +332,24 @@ def _pull(w: Workspace, op: Operation, step: Step) -> None:
 def _status(w: Workspace, op: Operation, step: Step) -> None:
     told = w.status()
     op.version = told.newest if not told.problem else None
+    op.accused = accused_by_status(told)
 
 
 def _check(w: Workspace, op: Operation, step: Step) -> None:
-    op.version = w.check(read_data=bool(step.seed & 1)).version
+    report = w.check(read_data=bool(step.seed & 1))
+    op.version = report.version
+    op.accused = accused_by_check(report)
+
+
+def accused_by_status(told: Status) -> frozenset[str]:
+    """The backends of which `status` says that they are not well."""
+    return frozenset(b.name for b in told.backends if b.condition != "ok")
+
+
+def accused_by_check(report: CheckReport) -> frozenset[str]:
+    """The backends of which `check` says that something is wrong there, or was missing."""
+    brought = [note.partition(": ")[0] for note in report.notes if ": brought what was missing" in note]
+    return frozenset((*brought, *(p.backend for p in (*report.problems, *report.meta_problems))))
 
 
 def _rebalance(w: Workspace, op: Operation, step: Step) -> None:
@@ -369,7 +385,7 @@ def _clone(w: Workspace, op: Operation, step: Step) -> None:
     op.version = None if report.problem else report.version
 
 
-def _unlinked(w: Workspace) -> list[str]:
+def unlinked(w: Workspace) -> list[str]:
     c = w._connections
     return sorted(c.agreed_names - c.links.keys())
 
@@ -377,7 +393,7 @@ def _unlinked(w: Workspace) -> list[str]:
 def _link(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
     """Tells the ways to all that lack one; of which one is emptied keeps nobody from the others."""
     failed: UsageError | None = None
-    for name in _unlinked(w):
+    for name in unlinked(w):
         if (store := agreed.store_of(w, name)) is not None:
             try:
                 w.link(name, url_of(store))
@@ -407,6 +423,9 @@ def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
         spare = agreed.spare(step.target)
         role = "?role=storage" if step.seed % 4 == 0 else ""
         return None if spare is None else w.backend_add(url_of(spare) + role, passphrase=PASSPHRASE)
+    if step.kind == "replace":
+        here = agreed.store_of(w, name)
+        return None if here is None else w.backend_add(url_of(here), replaces=name, passphrase=PASSPHRASE)
     if step.kind == "rename":
         return w.backend_set(name, new_name=f"n{step.seed % 1000}")
     if step.kind == "copies":
@@ -464,6 +483,7 @@ CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
     "link": _link,
     "add": _change_backends,
     "remove": _change_backends,
+    "replace": _change_backends,
     "rename": _change_backends,
     "promote": _change_backends,
     "copies": _change_backends,

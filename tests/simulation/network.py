@@ -57,7 +57,7 @@ class Hold:
         return client == self.client and now < self.ends and op.kind == kind and f"/{part}/" in f"/{op.path}/"
 
 
-@dataclass
+@dataclass(eq=False)
 class Store:
     """What one provider holds, and how it fares. `landed` is told of every object that a create or put stored."""
 

@@ -42,7 +42,7 @@ def pack_id(path: str) -> PackId | None:
     return None
 
 
-def _storage_of(path: str) -> bytes:
+def storage_of(path: str) -> bytes:
     """The storage id under which a pack lies."""
     return bytes.fromhex(path.partition(_PACKS)[0].rpartition("/")[2])
 
@@ -166,7 +166,7 @@ class Stocks:
             self.collected = True
             return
         self.surplus += 1
-        storage = _storage_of(path)
+        storage = storage_of(path)
         for backend in config.backends:
             if backend.identity == store.identity and storage in counting(config, backend, key[1]):
                 raise Violation(f"a copy of pack {key[1].hex()[:16]} that counts is deleted on {store.name}")
