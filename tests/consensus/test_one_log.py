@@ -14,8 +14,17 @@ from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.acceptors.view import DELTA_S, LAG_S, TRUST_S, Outcome
 from metasync.consensus.participant import OP_TIMEOUT_S
 from metasync.consensus.records import entry as entries
-from metasync.consensus.records.entry import CLAIM_BYTES_MAX, Claim, Kind, Round, Seen, covering, floor_path
-from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.entry import (
+    CLAIM_BYTES_MAX,
+    Claim,
+    Kind,
+    Round,
+    Seen,
+    covering,
+    entry_path,
+    floor_path,
+)
+from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.consensus.records.state import Change, Ref
 from metasync.errors import RefusedError, UnreachableError
 from metasync.keys.derive import sha256
@@ -84,6 +93,45 @@ def test_an_entry_that_was_taken_by_another_is_met_or_rejects(one: OneLog) -> No
     assert one.append(Kind.PREPARE, one.mine(3)) == "rejected"
     assert one.append(Kind.PREPARE, one.mine(7)) == "met"
     assert one.append(Kind.PREPARE, one.mine(7), stale=one.logs.proposer.round(5)) == "done"
+
+
+def test_a_message_goes_behind_what_others_wrote_meanwhile(one: OneLog) -> None:
+    """It is sealed anew for each place, since it names the entry before it."""
+    one.look()
+    one.logs.prepare("a", 1)
+    one.logs.prepare("a", 2)
+    assert one.append(Kind.PREPARE, one.mine(7), stale=one.logs.proposer.round(2)) == "done"
+    assert one.count() == 3
+    again = one.ws.unread(one.member, one.base, "a")
+    one.world.do(again.look())
+    assert (again.log.next_idx, again.log.poison, again.log.promised) == (3, "", one.mine(7))
+
+
+def test_a_log_without_room_for_an_entry_is_sent_none(one: OneLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reader would take it for poison, and all that stands there for nothing."""
+    monkeypatch.setattr(Log, "takes", lambda *_: False)
+    assert one.append(Kind.PREPARE, one.mine(1)) == "failed"
+    assert one.count() == 0
+
+
+def test_the_next_version_is_asked_for_where_that_is_wanted(one: OneLog) -> None:
+    one.logs.prepare("a", 1)
+    beyond = entry_path(one.ws.keys, 1, 0, one.view.acceptor_id, 2, 0)
+    for wanted in (False, True):
+        view = one.ws.unread(one.member, one.base, "a")
+        one.world.do(view.look(beyond=wanted))
+        assert any(op.path == beyond for op in one.world.requests["a"]) is wanted
+        assert view.beyond is wanted
+
+
+def test_of_two_claims_the_newer_one_is_asked_for(one: OneLog) -> None:
+    """Rule 8.3: what another device saw there last."""
+    seen = [Seen(one.view.acceptor_id, 1, idx, bytes([idx]) * 32) for idx in range(3)]
+    for idx in (1, 2, 0):
+        one.view.note_claim(seen[idx], 1, b"teller")
+        assert one.view.memory.last is not None
+        assert one.view.memory.last.seen == seen[max(1, idx) if idx else 2]
+    assert one.view.memory.unaudited
 
 
 # ---- what is kept of what it shows
