@@ -201,6 +201,16 @@ def is_own(scheme: str) -> bool:
     return scheme in _BUILT_IN
 
 
+def may_vote(scheme: str) -> bool:
+    """Whether stores of a scheme vote as a rule. One store may be fit for less: its own `form` says so."""
+    return getattr(_load(scheme), "form", "log") != "none"
+
+
+def has_atomic_create(scheme: str) -> bool:
+    """Whether stores of a scheme vote in log form as a rule, so that some of them may lie."""
+    return getattr(_load(scheme), "form", "log") == "log"
+
+
 def schemes() -> tuple[str, ...]:
     """Every scheme that is installed, sorted."""
     from importlib.metadata import entry_points  # 20 ms, which a known scheme does not need

@@ -46,10 +46,8 @@ def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
-@click.option("--name", required=True, help="What the workspace is called on all devices.")
-@click.option(
-    "--backend", "backends", multiple=True, required=True, metavar="URL", help="The URL of a backend; give several."
-)
+@click.option("--name", default=None, help="What the workspace is called on all devices.")
+@click.option("--backend", "backends", multiple=True, metavar="URL", help="The URL of a backend; give several.")
 @click.option(
     "--replicas",
     type=click.IntRange(1, 16),
@@ -68,7 +66,7 @@ def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
 def init(
     options: Options,
     directory: Path,
-    name: str,
+    name: str | None,
     backends: tuple[str, ...],
     replicas: int | None,
     device_name: str | None,
@@ -80,21 +78,33 @@ def init(
     """Makes a folder a workspace, on the given backends.
 
     Asks for a passphrase, or makes one, and prints a recovery phrase that opens the workspace without it. Other
-    devices get the folder by `metasync clone`.
+    devices get the folder by `metasync clone`. Without backends, on a terminal, it asks for them, links accounts, and
+    invites a second device.
 
     \b
     Example:
+      metasync init ~/Documents
       metasync init ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b --backend file:///mnt/c
     A backend URL may end in ?capacity=15GiB, &name=work-box, &role=storage.
     """
+    is_guided = not backends and not options.json and not options.quiet and prompt.somebody()
+    if is_guided:
+        from metasync.commands import guided
+
+        name, backends = guided.asked(options.directory / directory, name)
+    elif name is None or not backends:
+        missing = "name" if name is None else "backends"
+        context = click.get_current_context()
+        raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
     console = Console(options)
     from metasync.workspace import Workspace
 
+    passphrase = first_passphrase(anyway=anyway, about=[name])
     report = Workspace.init(
         options.directory / directory,
         name=name,
         backends=backends,
-        passphrase=first_passphrase(anyway=anyway, about=[name]),
+        passphrase=passphrase,
         replicas=replicas,
         encryption=not no_encryption,
         byzantine=_asked_byzantine(options) if byzantine is None else byzantine,
@@ -112,6 +122,10 @@ def init(
         "",
         f"Next: {program_in(options.directory / directory)} push",
     ]
+    if is_guided:
+        for line in lines:  # the phrase is shown before anything else is asked, and may go wrong
+            console.line(line)
+        lines = ["", *guided.invited(report.workspace, passphrase)]
     report.workspace.close()
     console.report("init", lines, report, once=report.recovery_phrase)
 
