@@ -200,14 +200,15 @@ def diff(a_root: bytes | None, b_root: bytes | None, most: Most = _any) -> Gener
                 y_dir = y.content if y is not None and y.kind is Kind.DIR else None
                 if x_dir is not None or y_dir is not None:
                     below.append((path + b"/", x_dir, y_dir))
-                    x, y = _bare(x), _bare(y)
+                    x, y = bare(x), bare(y)
                 if x != y:
                     out[path] = (x, y)
         level = below
     return out
 
 
-def _bare(e: Entry | None) -> Entry | None:
+def bare(e: Entry | None) -> Entry | None:
+    """An entry as flat trees have it: a directory's own id is left out."""
     return e._replace(content=b"") if e is not None and e.kind is Kind.DIR else e
 
 

@@ -1,4 +1,4 @@
-"""`metasync.objects.walk_large`: what `flatten` says of a tree, some of it at a time; hostile nodes refused."""
+"""`metasync.objects.walk_large`: what `flatten` and `diff` say, some of it at a time; losses; hostile nodes refused."""
 
 from __future__ import annotations
 
