@@ -13,8 +13,8 @@ from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
 from metasync.maintenance.holdings import knows_all
+from metasync.maintenance.lost import nowhere as paths_nowhere
 from metasync.maintenance.repair import Finding
-from metasync.maintenance.repair import nowhere as files_nowhere
 from metasync.maintenance.repair import repair as mended
 from metasync.members import key_copies
 from metasync.reports.backends import CheckProblem, CheckReport
@@ -131,11 +131,11 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
     looked = now = Looked(read_data).at(s, agreed, packs)
     repaired, names = None, s.names
-    nowhere = files_nowhere(s, agreed)
+    nowhere = paths_nowhere(s, agreed)
     if repair and (looked.found or nowhere):
         findings = [finding for _, finding in looked.found.values()]
         repaired, agreed = mended(s, agreed, findings, bool(nowhere))
-        nowhere = files_nowhere(s, agreed)
+        nowhere = paths_nowhere(s, agreed)
         repaired = replace(repaired, found=looked.problems)
         left = agreed.index.packs()
         now = Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])

@@ -4,7 +4,7 @@ docs/design/collection.md)."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from metasync.consensus import ZERO_HASH
 from metasync.errors import DamagedError, WorkspaceError
@@ -17,6 +17,7 @@ from metasync.store.retention import Keep
 from metasync.transfer.contents import Contents
 
 SNAPSHOTS_TOGETHER: Final = 256
+T = TypeVar("T")
 
 
 def line(s: Session, base: Agreed, retained: Retained, contents: Contents) -> Iterator[tuple[int, bytes, Snapshot]]:
@@ -85,13 +86,13 @@ class Fresh:
         self.ids.append(object_id)
 
 
-def all_named(walk: Generator[Needs, Bytes, None], base: Agreed) -> Generator[Needs, Bytes, None]:
+def all_named(walk: Generator[Needs, Bytes, T], base: Agreed) -> Generator[Needs, Bytes, T]:
     """The same walk. `DamagedError` where it asks for what the index does not name, though it may be cached here."""
-    needs = next(walk, None)
-    while needs is not None:
-        if lost := sum(i not in base.index for i in needs[1]):
-            raise DamagedError(f"{lost:,} directories or versions are in no pack that is agreed")
-        try:
+    try:
+        needs = next(walk)
+        while True:
+            if lost := sum(i not in base.index for i in needs[1]):
+                raise DamagedError(f"{lost:,} directories or versions are in no pack that is agreed")
             needs = walk.send((yield needs))
-        except StopIteration:
-            return
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

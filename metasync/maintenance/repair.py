@@ -10,20 +10,22 @@ Nothing is deleted here, so two devices may repair the same at once: the same by
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from metasync.consensus import JOURNAL_KEY, Change, Ref, State
-from metasync.errors import CANNOT_BE_READ, BackendError, MetaSyncError, NoQuorumError, WorkspaceError
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError, WorkspaceError
 from metasync.events import Notice, Phase, Progress
-from metasync.local.memory import room_for_tree
+from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
-from metasync.reports.backends import Gone, Repaired
+from metasync.maintenance.lost import Found, Unread, gone_files, held, lacking
+from metasync.objects.directory import Bytes, Needs
+from metasync.objects.model import Entry, ObjectKind
+from metasync.objects.walk_large import Losses, gather
+from metasync.reports.backends import Repaired
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
@@ -80,19 +82,6 @@ def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) 
     )
 
 
-def nowhere(s: Session, agreed: Agreed) -> tuple[bytes, ...]:
-    """The files of the newest version of which the agreed index names no contents. What cannot be read is told."""
-    if agreed.tree_root is None:
-        return ()
-    try:
-        tree = s.flat(agreed)
-    except CANNOT_BE_READ as e:
-        s.listener(Notice(f"the newest version cannot be read: {e.message}", warning=True))
-        return ()
-    index = agreed.index
-    return tuple(sorted(p for p, e in tree.items() if _has_bytes(e) and (e.root or e.content) not in index))
-
-
 # ---- copies from other copies
 
 
@@ -126,13 +115,13 @@ def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
 class Given(NamedTuple):
     """What was stored anew. `root`: of the index that names it, None where there is nothing to be named.
 
-    missing  files of the newest version that cannot be had; `gone`: objects of the lost packs that cannot
+    missing  paths of the newest version that cannot be had; `gone`: objects of the lost packs that cannot
     """
 
     root: Ref | None
     bytes_stored: int
-    missing: tuple[bytes, ...]
-    gone: frozenset[bytes]
+    missing: Sequence[bytes]
+    gone: IdSet
 
 
 def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = ()) -> Given:
@@ -157,8 +146,10 @@ def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = ()) -> Gi
     fresh = chain(without, upload.index_segments())
     stored = s.indexes.store(before.state, before.root, before.segments, fresh)
     known = known_in(agreed.index, upload)
-    gone = {o.id for p in lost for o in before.index.inside(p) if not known(o.id)}
-    return Given(stored, upload.bytes_stored, tuple(missing), frozenset(gone))
+    gone = IdSet()
+    for object_id in (o.id for p in lost for o in before.index.inside(p) if not known(o.id)):
+        gone.add(object_id)
+    return Given(stored, upload.bytes_stored, missing, gone)
 
 
 def _store_objects(s: Session, contents: Contents, rest: Index, record: PackRecord, upload: Upload) -> None:
@@ -178,54 +169,48 @@ def _store_objects(s: Session, contents: Contents, rest: Index, record: PackReco
         upload.add(kind, object_id, data)
 
 
-def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> list[bytes]:
+def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Sequence[bytes]:
     """Of the newest version: directories, its snapshot, and files as they stand here. -> files that cannot be had."""
     if agreed.tree_root is None:
-        return []
+        return ()
     known, contents = known_in(agreed.index, upload), s.contents(agreed)
+    ingest, missing, unread = s.ingest(sink=upload.add, known=known), Found(), Unread()
+
+    def take(entries: list[tuple[bytes, Entry]]) -> None:
+        for path, entry in lacking(contents, agreed, entries, unsure=True):
+            if not reread(s.tree, path, entry, ingest):
+                missing.add(path)
+
+    def told(prefix: bytes, _: bytes) -> None:
+        missing.add(prefix or b"/")
+
+    tree = gather(agreed.tree_root, contents.size_of, take, held, Losses(told))
     try:
-        tree = s.flat(agreed, contents)
-        snapshot = contents.load(ObjectKind.SNAPSHOT, [agreed.state.master])[agreed.state.master]
+        contents.walk(_storing(tree, known, upload), on_lost=unread)
+        if not known(agreed.state.master):
+            snapshot = contents.load(ObjectKind.SNAPSHOT, [agreed.state.master])[agreed.state.master]
+            upload.add(ObjectKind.SNAPSHOT, agreed.state.master, snapshot)
     except MetaSyncError as e:
-        s.listener(Notice(f"the newest version cannot be read: {e.message}", warning=True))
-        return []
-    missing = _store_files(s, contents, tree, upload)
-    _, nodes = walk.build(tree, s.ids)
-    for object_id, data in nodes.items():
-        if not known(object_id):
-            upload.add(ObjectKind.DIR, object_id, data)
-    if not known(agreed.state.master):
-        upload.add(ObjectKind.SNAPSHOT, agreed.state.master, snapshot)
-    return missing
+        unread.why = e
+    if unread.why is not None:
+        s.listener(Notice(f"the newest version cannot be read: {unread.why.message}", warning=True))
+    return missing.all()
 
 
-def _store_files(s: Session, contents: Contents, tree: Mapping[bytes, Entry], upload: Upload) -> list[bytes]:
-    """-> the files whose bytes are in no pack, and that do not stand here as they were agreed."""
-    known = known_in(contents.index, upload)
-    ingest = s.ingest(sink=upload.add, known=known)
-    missing = []
-    for path, entry in sorted(tree.items()):
-        held = not _has_bytes(entry) or _is_held(contents, entry)
-        if not held and not reread(s.tree, path, entry, ingest):
-            missing.append(path)
-    return missing
-
-
-def _has_bytes(entry: Entry) -> bool:
-    return entry.kind is Kind.FILE and entry.size > 0
-
-
-def _is_held(contents: Contents, entry: Entry) -> bool:
-    """Whether packs hold all that a file is made of."""
-    if not entry.root:
-        return entry.content in contents.index
-    if entry.root not in contents.index:
-        return False
-    try:
-        pieces = contents.walk(walk.chunks((entry.root,)))[entry.root]
-    except MetaSyncError:
-        return False
-    return all(c.id in contents.index for c in pieces)
+def _storing(
+    walk: Generator[Needs, Bytes, None], known: Callable[[bytes], bool], upload: Upload
+) -> Generator[Needs, Bytes, None]:
+    """The same walk. What it reads and is not `known` is stored."""
+    needs = next(walk, None)
+    while needs is not None:
+        got = yield needs
+        for object_id, data in got.items():
+            if not known(object_id):
+                upload.add(needs[0], object_id, data)
+        try:
+            needs = walk.send(got)
+        except StopIteration:
+            return
 
 
 def name_in_index(s: Session, base: State, index: Ref | None) -> tuple[State, bool]:
@@ -239,50 +224,3 @@ def name_in_index(s: Session, base: State, index: Ref | None) -> tuple[State, bo
         s.load(state)
         s.db.set(BASE_KEY, state)
     return state, decided.mine
-
-
-# ---- what nobody has
-
-
-def gone_files(s: Session, agreed: Agreed, gone: Container[bytes]) -> tuple[Gone, ...]:
-    """The files of all versions whose contents are among `gone`, the oldest first."""
-    contents, out = s.contents(agreed), []
-    last: dict[bytes, int] = {}  # of files that are gone in the version looked at: the last version that has them
-    later: Snapshot | None = None
-    for snapshot in _line(s, contents, agreed):
-        with contextlib.suppress(*CANNOT_BE_READ):
-            after, version = (later.root if later is not None else None), version_of(snapshot)
-            for path, (old, new) in contents.walk(walk.diff(snapshot.root, after, room_for_tree)).items():
-                if path in last and new is not None and later is not None:
-                    out.append(Gone(path, version_of(later), last.pop(path)))
-                if old is not None and _has_bytes(old) and _is_gone(contents, old, gone):
-                    last[path] = version
-        later = snapshot
-    oldest = version_of(later) if later is not None else 0
-    out += [Gone(path, oldest, v) for path, v in last.items()]
-    return tuple(sorted(out, key=lambda g: (g.first, g.path)))
-
-
-def _line(s: Session, contents: Contents, agreed: Agreed) -> Iterator[Snapshot]:
-    """The snapshots that can be read, newest first."""
-    snapshot, retained = agreed.snapshot, s.indexes.retained(agreed.state)
-    while snapshot is not None:
-        yield snapshot
-        if not snapshot.parents or snapshot.parents[0] not in contents:
-            return
-        try:
-            before = snapshot.parents[0]
-            snapshot = retained.as_kept(before, decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [before])[before]))
-        except CANNOT_BE_READ:
-            return
-
-
-def _is_gone(contents: Contents, entry: Entry, gone: Container[bytes]) -> bool:
-    if not entry.root:
-        return entry.content in gone
-    if entry.root in gone:
-        return True
-    try:
-        return any(c.id in gone for c in contents.walk(walk.chunks((entry.root,)))[entry.root])
-    except CANNOT_BE_READ:
-        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -221,7 +221,7 @@ class RecoverReport:
     lost_packs: int = 0
     lost_bytes: int = 0
     stored_again: int = 0
-    missing: tuple[bytes, ...] = ()
+    missing: Sequence[bytes] = ()
     resumed: bool = False
     notes: tuple[str, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
@@ -307,7 +307,10 @@ class CheckProblem:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A file that versions `first` to `last` have, and of which no backend, folder or cache has the contents."""
+    """A file that versions `first` to `last` have, and of which no backend, folder or cache has the contents.
+
+    A path with a slash at its end is a directory, of which a part can be read no more.
+    """
 
     path: bytes
     first: int
@@ -326,7 +329,8 @@ class Repaired:
     copies  copies of packs that were made again; `copied_bytes` in them
     stored_bytes  stored anew, from this folder and what it keeps of its own
     version  the version that names what was stored anew, and no longer what is lost; None: there was no need
-    gone    files that nobody has any more, oldest version first; objects that name no file count in `gone_objects`
+    gone    files and directories that nobody has any more, oldest version first; `gone_objects`: objects that nobody
+            has and that no such path needs
     waits   packs that a backend which is away may still have: nothing is given up before it was asked
     """
 
@@ -427,8 +431,9 @@ class CheckReport:
 
     `notes`: what was seen, and put right, that is no problem. `by_digest`: copies whose digest, as their store tells
     it, is that of the pack; `pieces_read`: copies of which one segment was read. `nowhere`: files of the newest version
-    whose contents were lost, and no pack is to have any more. `repaired`: what a repair made whole,
-    where one was asked for and there was something to mend; all else is as it is after that.
+    whose contents were lost, and no pack is to have any more; and such directories, with a slash at the end.
+    `repaired`: what a repair made whole, where one was asked for and there was something to mend; all else is as it is
+    after that.
     """
 
     version: int
@@ -443,7 +448,7 @@ class CheckReport:
     trailing: tuple[Trailing, ...] = ()
     by_digest: int = 0
     pieces_read: int = 0
-    nowhere: tuple[bytes, ...] = ()
+    nowhere: Sequence[bytes] = ()
     repaired: Repaired | None = None
 
     @property

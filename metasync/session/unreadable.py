@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.checkout.room import is_too_large
@@ -12,14 +12,16 @@ from metasync.errors import CANNOT_BE_READ, DamagedError, MetaSyncError, Unreada
 from metasync.events import Notice
 from metasync.keys.device_set import names_of
 from metasync.local.memory import room_for_tree
-from metasync.objects import walk
+from metasync.objects import walk, walk_large
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
+from metasync.reports.sync import path_str
 from metasync.session import agreement
 from metasync.transfer.contents import Contents
 
 if TYPE_CHECKING:
     from metasync.session.session import Agreed, Session
 
+NAMED_MAX: Final = 10  # lost directories
 LOOK_S: Final = 5.0  # for who wrote a version
 LOOK_BACK_MAX: Final = 64  # versions that are looked at for the one that brought what cannot be read
 STATES_MAX: Final = 4096  # that are gone through: more versions than a workspace agrees while nobody can pull
@@ -102,7 +104,24 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
                 found = state
             else:
                 break
-    return error if found is None else told(s, found, error)
+    return error if found is None else told(s, found, error, _directories(contents, base, target))
+
+
+def _directories(contents: Contents, base: Agreed, target: Agreed) -> str:
+    """Names the directories that are lost of what `target` has and `base` has not; "" if there are none."""
+    lost, gone = set[bytes](), set[bytes]()
+
+    def unread(ids: Sequence[bytes], error: MetaSyncError) -> None:
+        gone.update(ids if isinstance(error, DamagedError) else ())
+
+    losses = walk_large.Losses(lambda path, node_id: lost.update({path or b"/"} if node_id in gone else ()))
+    with contextlib.suppress(MetaSyncError):
+        walked = walk_large.compare(target.tree_root, base.tree_root, contents.size_of, lambda _: None, losses=losses)
+        contents.walk(walked, on_lost=unread)
+    named = [path_str(path) for path in sorted(lost)[:NAMED_MAX]]
+    if len(lost) > NAMED_MAX:
+        named.append(f"{len(lost) - NAMED_MAX:,} more directories")
+    return ", ".join(named)
 
 
 def of_state(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
@@ -148,9 +167,10 @@ def author(s: Session, state: State) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
 
 
-def told(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
-    """The error for a version that cannot be read."""
+def told(s: Session, state: State, error: MetaSyncError, lost: str = "") -> MetaSyncError:
+    """The error for a version that cannot be read. `lost`: directories that are lost with it."""
     message = f"version {state.v}, which {author(s, state)} wrote, cannot be read: {error.message}"
+    message += f"; what is in {lost} is not known" if lost else ""
     go_on = f"`metasync skip {state.v}` goes on without it, for all devices"
     if isinstance(error, UpgradeError):
         step = f"{error.next_step} If no newer MetaSync reads it either: {go_on}.".strip()

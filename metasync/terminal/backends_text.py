@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from metasync.terminal.style import alarm, joined, styled
@@ -186,9 +187,12 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
         lines += _repaired(done, verbose=verbose)
         lines += [f"Still wrong: {len(r.problems)} copies."] * bool(r.problems and done.copies)
     told = {g.path for g in done.gone} if done is not None else set()
-    lost = [p for p in r.nowhere if p not in told]
-    lines += [alarm(f"lost: {text(p)}: no pack has it any more") for p in (lost if verbose else lost[:GONE_NAMED])]
-    if lost:
+    lost = (p for p in r.nowhere if p not in told)
+    named = [*lost] if verbose else [*islice(lost, GONE_NAMED)]
+    lines += [alarm(f"lost: {text(p)}: no pack has it any more") for p in named]
+    if more := sum(1 for _ in lost):
+        lines.append(alarm(f"lost: and {more:,} more; --verbose names them"))
+    if named:
         lines.append("A device that has it stores it again: metasync check --repair there.")
     if r.lost:
         lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")

@@ -75,8 +75,11 @@ class Contents:
         only_blobs = (record for record in self.index.packs().values() if not self.index.inside(record, blobs=False))
         headstart.begin(self.transfer, only_blobs, self.runner.start, self.runner.clock, busy)
 
-    def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
+    def load(self, kind: ObjectKind, ids: Iterable[bytes], on_lost: OnLost | None = None) -> dict[bytes, bytes]:
+        """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere.
+
+        With `on_lost` such an object is reported there and left out, but for blobs.
+        """
         wanted = list(dict.fromkeys(ids))
         if kind is ObjectKind.BLOB:
             blobs: dict[bytes, bytes] = {}
@@ -88,6 +91,12 @@ class Contents:
         missing = [i for i in wanted if i not in out]
         if missing:
             got: dict[bytes, tuple[int, bytes]] = {}
+            lost: set[bytes] = set()
+
+            def told(gone: Sequence[bytes], error: MetaSyncError) -> None:
+                assert on_lost is not None
+                on_lost(gone, error)
+                lost.update(gone)
 
             def take(objects: Iterable[tuple[Located, memoryview]]) -> None:
                 for o, data in objects:
@@ -96,9 +105,11 @@ class Contents:
                     else:
                         got[o.id] = int(o.kind), bytes(data)
 
-            self.fetch(missing, take, neighbours=True)
+            self.fetch(missing, take, neighbours=True, on_lost=told if on_lost is not None else None)
             self.cache.put_objects((i, k, data) for i, (k, data) in got.items())
             for i in missing:
+                if i in lost and i not in got:
+                    continue
                 if i not in got or got[i][0] != kind:
                     raise DamagedError(
                         f"object {i.hex()[:16]} is no {kind.name.lower()}, and is used as one",
@@ -107,12 +118,15 @@ class Contents:
                 out[i] = got[i][1]
         return out
 
-    def walk(self, walk: Generator[Needs, Mapping[bytes, bytes], T]) -> T:
-        """Runs a walk over trees, answering what it needs. `DamagedError` where an object is not what it claims."""
+    def walk(self, walk: Generator[Needs, Mapping[bytes, bytes], T], on_lost: OnLost | None = None) -> T:
+        """Runs a walk over trees, answering what it needs. `DamagedError` where an object is not what it claims.
+
+        With `on_lost` the walk is answered without what can be had from nowhere, which is reported there.
+        """
         try:
             needs = next(walk)
             while True:
-                needs = walk.send(self.load(*needs))
+                needs = walk.send(self.load(*needs) if on_lost is None else self.load(*needs, on_lost))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         except FormatError as e:

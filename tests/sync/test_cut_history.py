@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from attack_kit import insider
@@ -36,11 +37,11 @@ def apart(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Workspa
     load = Contents.load
     gone: set[bytes] = set()
 
-    def without(self: Contents, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+    def without(self: Contents, kind: ObjectKind, ids: Iterable[bytes], *how: Any) -> dict[bytes, bytes]:
         wanted = list(ids)
         if gone.intersection(wanted):
             raise DamagedError("no pack has it")
-        found = load(self, kind, wanted)
+        found = load(self, kind, wanted, *how)
         if kind is ObjectKind.SNAPSHOT and root in found:
             gone.add(found[root][1:33])
         return found

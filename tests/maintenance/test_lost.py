@@ -1,0 +1,198 @@
+"""What nobody has is named by path and versions, once: files, chunks of files, and directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from content_kit import noise
+from workspace_kit import Lab, tree_of, write
+
+from metasync.errors import MetaSyncError
+from metasync.maintenance import lost
+from metasync.objects import directory, walk_large
+from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.objects.walk import chunks, find
+from metasync.session import agreement
+from metasync.store.index import PackRecord
+from metasync.store.retention import Keep
+from metasync.workspace import Workspace
+
+NAMES = ("a", "b", "c")
+
+
+def versions(lab: Lab) -> Workspace:
+    """Six versions: 1 has the folders old, new and kept; 2 to 6 each change a file of one of them."""
+    w = lab.init(lab.urls(*NAMES))
+    write(
+        w.directory, {f"{d}/{f}": b"%s %s 1" % (d.encode(), f.encode()) for d in ("old", "new", "kept") for f in "xy"}
+    )
+    w.push()
+    for v, name in enumerate(("kept/x", "old/x", "new/x", "old/x", "kept/y"), 2):
+        write(w.directory, {name: b"%s %d" % (name.encode(), v)})
+        w.push()
+    return lab.reopen(w)
+
+
+def entry_at(w: Workspace, version: int, path: bytes) -> Entry:
+    """What a version has at a path."""
+    with w._session("test") as s:
+        newest = agreement.newest(s)
+        contents = s.contents(newest)
+        roots = {v.number: v.root for v in lost._line(s, contents, newest)}
+        at = max(v for v in roots if v <= version)
+        entry = contents.walk(find(roots[at], path)).entry
+        assert entry is not None
+        return entry
+
+
+def pack_of(w: Workspace, object_id: bytes) -> PackRecord:
+    with w._session("test") as s:
+        ((record, _),) = agreement.newest(s).index.find(object_id)
+        return record
+
+
+def lose_pack(lab: Lab, record: PackRecord) -> None:
+    """Deletes every copy of a pack."""
+    copies = [p for p in (lab.root / "stores").rglob(f"packs/*/*/*{record.name.hex()[-40:]}*") if p.is_file()]
+    assert copies
+    for path in copies:
+        path.unlink()
+
+
+def forget_cached(w: Workspace) -> None:
+    """Drops all directories and snapshots that a device keeps."""
+    with w._session("test") as s:
+        index = agreement.newest_seen(s).index
+        w._db.drop_objects([i for i, _ in w._db.objects_by_age() if i in index])
+
+
+def lose_directory(lab: Lab, w: Workspace, version: int, path: bytes, *devices: Workspace) -> None:
+    """Has everybody lose a directory of a version, with all that lies in the same pack."""
+    lose_pack(lab, pack_of(w, entry_at(w, version, path).content))
+    for device in (w, *devices):
+        forget_cached(device)
+
+
+def told(report: Any) -> list[tuple[bytes, int, int]]:
+    return [(g.path, g.first, g.last) for g in report.repaired.gone]
+
+
+def test_a_lost_directory_of_an_older_version_is_named_with_its_versions(lab: Lab) -> None:
+    """Version 3 changed old, which version 5 changed again: versions 3 and 4 have what is lost. The snapshot of version
+    3, and so all of it, lay beside it."""
+    w = versions(lab)
+    lose_directory(lab, w, 3, b"old")
+    report = w.check(repair=True)
+    assert told(report) == [(b"/", 3, 3), (b"old/", 4, 4)]
+    assert report.nowhere == (), "the newest version has all"
+    again = w.check(repair=True)
+    assert again.repaired is None and not again.problems, "it is named once"
+
+
+def test_a_lost_directory_of_the_newest_version_is_named_by_check(lab: Lab) -> None:
+    w = versions(lab)
+    lose_directory(lab, w, 4, b"new")
+    report = w.check()
+    assert b"new/" in report.nowhere
+    assert lab.cli("check").code == 7
+    assert "lost: new/" in lab.cli("check").out
+    assert told(w.check(repair=True)) == [(b"/", 4, 4), (b"new/", 5, 6)]
+    assert b"new/" in w.check().nowhere, "no pack has it any more"
+
+
+def test_whoever_keeps_a_directory_stores_it_again(lab: Lab) -> None:
+    w = versions(lab)
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    lose_directory(lab, w, 4, b"new")
+    w.check(repair=True)
+    assert b"new/" in phone.check().nowhere, "that this device has it at hand helps no other"
+    assert phone.check(repair=True).nowhere == ()
+    assert w.check(read_data=True).nowhere == ()
+    fresh = lab.clone(lab.urls(*NAMES), device="fresh")
+    assert tree_of(fresh.directory) == tree_of(w.directory)
+
+
+def test_what_lies_before_a_lost_version_is_named_too(lab: Lab) -> None:
+    w = versions(lab)
+    lose_pack(lab, pack_of(w, entry_at(w, 2, b"kept").content))
+    lose_directory(lab, w, 4, b"new")
+    report = w.check(repair=True)
+    assert told(report) == [(b"/", 2, 2), (b"kept/", 3, 3), (b"/", 4, 4), (b"kept/", 5, 5), (b"new/", 5, 6)]
+
+
+def test_of_versions_before_a_gap_the_losses_are_named_too(lab: Lab) -> None:
+    """Versions 3 to 5 are dropped: 1 and 2 are looked at all the same."""
+    w = versions(lab)
+    w.tag("1", "first")
+    w.tag("2", "second")
+    w.gc(Keep(last=1, tag=("first", "second")))
+    with w._session("test") as s:
+        newest = agreement.newest(s)
+        assert [v.number for v in lost._line(s, s.contents(newest), newest)] == [6, 2, 1]
+
+
+def test_a_pull_names_the_directory_that_it_cannot_read(lab: Lab) -> None:
+    w = versions(lab)
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    for name in ("new/z", "kept/z"):
+        write(w.directory, {name: b"z"})
+        w.push()
+    lose_directory(lab, w, 8, b"new")
+    with pytest.raises(MetaSyncError, match="version 8, which laptop wrote, cannot be read") as caught:
+        lab.reopen(phone).pull()
+    assert "what is in new/ is not known" in caught.value.message
+
+
+def test_a_directory_of_many_nodes_of_which_one_is_lost(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other nodes say is told as ever; a file that is lost as well is named too."""
+    w = lab.init(lab.urls(*NAMES))
+    write(w.directory, {f"long/{i:05d}": b"%d" % i for i in range(3000)})
+    w.push()
+    root = entry_at(w, 1, b"long")
+    gone = entry_at(w, 1, b"long/00000")
+    with w._session("test") as s:
+        contents = s.contents(agreement.newest(s))
+        node = directory.decode_node(contents.load(ObjectKind.DIR, [root.content])[root.content])
+        assert len(node.children) > 1
+        leaf = node.children[-1][1]
+        found = lost.gone_files(s, agreement.newest(s), {leaf, gone.content})
+    assert [(g.path, g.first, g.last) for g in found] == [(b"long/", 1, 1), (b"long/00000", 1, 1)]
+
+
+def test_a_chunk_that_another_device_gave_up_is_missed_and_stored_again(lab: Lab) -> None:
+    """A file in chunks: its list of chunks is there, and one of them is in no pack any more."""
+    w = lab.init(lab.urls(*NAMES))
+    write(w.directory, {"large": noise(20_000_000, 1), "small": b"small"})
+    w.push()
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    entry = entry_at(w, 1, b"large")
+    assert entry.kind is Kind.FILE and entry.root
+    with w._session("test") as s:
+        pieces = s.contents(agreement.newest(s)).walk(chunks((entry.root,)))[entry.root]
+    (Path(phone.directory) / "large").unlink()  # it has it no more
+    lose_pack(lab, pack_of(w, pieces[2].id))
+    assert (b"large", 1, 1) in told(phone.check(repair=True))
+    w = lab.reopen(w)
+    report = w.check()
+    assert report.nowhere == (b"large",)
+    assert w.check(repair=True).nowhere == ()
+    fresh = lab.clone(lab.urls(*NAMES), device="fresh")
+    assert tree_of(fresh.directory) == tree_of(w.directory)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_it_says_the_same_whether_paths_are_many_or_few(lab: Lab, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not few:
+        monkeypatch.setattr(lost, "PATHS_HELD", 3)
+        monkeypatch.setattr(walk_large, "BATCH_BYTES", 1)
+    w = lab.init(lab.urls(*NAMES))
+    write(w.directory, {f"d{i:02d}/{f}": b"%d" % i + f.encode() for i in range(20) for f in "xy"})
+    w.push()
+    for path in (p for p in (lab.root / "stores").rglob("packs/*/*/*") if p.is_file()):
+        path.unlink()
+    for i in range(10):
+        (w.directory / f"d{i:02d}/x").write_bytes(b"edited")
+    assert told(w.check(repair=True)) == [(b"d%02d/x" % i, 1, 1) for i in range(10)]
+    assert [*w.check().nowhere] == [b"d%02d/x" % i for i in range(10)]
