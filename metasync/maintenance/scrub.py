@@ -11,35 +11,26 @@ Scrubs of several devices, or processes, do not hurt each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import State
-from metasync.consensus.hints import certificate_for
-from metasync.consensus.participant import OP_TIMEOUT_S, Participant
-from metasync.consensus.records.scrubbed import (
-    SCRUBBED_BYTES_MAX,
-    Scrubbed,
-    open_scrubbed,
-    scrubbed_path,
-    seal_scrubbed,
-)
-from metasync.errors import FormatError, NotFoundError, UpgradeError
+from metasync.errors import FormatError, UnreachableError
 from metasync.events import Phase
 from metasync.keys.derive import sha256
-from metasync.keys.device_set import DeviceSet
 from metasync.local import settings
 from metasync.local.state_keys import LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
-from metasync.maintenance import check
+from metasync.maintenance import check, scrub_record
 from metasync.maintenance.repair import repair
+from metasync.maintenance.scrub_record import DAY_NS, LATER_NS, is_within
 from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
-from metasync.runtime.effects import Op, Random, Reply, Task, together
+from metasync.runtime.effects import together
 from metasync.runtime.limits import SCRUB_DAYS
 from metasync.session import agreement
 from metasync.session.session import Agreed, Operations, Session
-from metasync.store import inventory
+from metasync.store import inventory, moves
 from metasync.store.index import PackId, PackRecord
 from metasync.store.inventory import Listing, Told
 from metasync.store.moves import Places
@@ -52,12 +43,9 @@ from metasync.transfer.inventories import Heard, changes, has_feed, heeding, lis
 if TYPE_CHECKING:
     from metasync.maintenance.repair import Finding
 
-DAY_NS: Final = 86_400 * 10**9  # between two listings of a backend without a feed
 OWN_NS: Final = 30 * DAY_NS  # for so long what other devices say of a backend does for a look of one's own
 READ_DAYS: Final = 90  # within which every copy is read where a store tells no digests, if nothing else is set
 READ_AT_ONCE: Final = 4  # copies, each held in memory
-KEEPERS: Final = 2  # backends next to one on the ring that are tried with its record
-LATER_NS: Final = 3600 * 10**9  # a look that is noted further in the future was noted by a wrong clock
 
 
 def scrub(work: Operations, *, full: bool = False, read_bytes_max: int | None = None) -> ScrubReport:
@@ -89,6 +77,11 @@ class _Scrub:
         self.read = self.bytes_read = 0
         self.state: State | None = None
         self.heard: list[Heard] = []
+        self.places = Places(s.config, s.previous)
+        self.displaced: Callable[[int], bool]  # whether a change of the backends has a partition's packs moved
+        self.moving: set[PackId] = (
+            set()
+        )  # packs that are under way from one mapping to another, and have too few copies
         self.records: dict[bytes, PackRecord] = {}  # by key, of the packs in partitions that differ
         self.wanted: Mapping[bytes, Mapping[int, bytes]] = {}
         self.index = b""  # the hash of the index that was compared with
@@ -119,7 +112,7 @@ class _Scrub:
             if s.connections.config_hash != config:  # other backends, or other places there
                 self.heard = self._begun(known)
                 due = [h for h in self.heard if h.how != "away"]
-            self._hear_of_others([h for h in self.heard if h in due or self._is_to_read(h)])
+            scrub_record.hear(s, state, self.heard, [h for h in self.heard if h in due or self._is_to_read(h)])
             due = [h for h in due if self._is_due(h.look)]
         self._list(due)
         fresh = [h for h in self.heard if h.how in ("listed", "changes")]
@@ -130,7 +123,7 @@ class _Scrub:
             self._read_copies(to_read, s.load(state))
         self._note(s)
         if not self.findings:
-            self._tell_others(s, state)
+            scrub_record.tell(s, state, self.heard)
 
     def _is_quiet(self, h: Heard) -> bool:
         """Whether a backend has nothing that was not compared with the newest index known here.
@@ -141,8 +134,8 @@ class _Scrub:
 
     def _is_due(self, look: Look) -> bool:
         now = self.s.wall_ns()
-        own, others = _is_within(look.at_ns, now, DAY_NS), _is_within(look.others_ns, now, DAY_NS)
-        alone = look.since_ns != 0 and not _is_within(look.since_ns, now, OWN_NS)
+        own, others = is_within(look.at_ns, now, DAY_NS), is_within(look.others_ns, now, DAY_NS)
+        alone = look.since_ns != 0 and not is_within(look.since_ns, now, OWN_NS)
         return self.full or not (own or (others and not alone))
 
     def _is_to_read(self, h: Heard) -> bool:
@@ -155,53 +148,20 @@ class _Scrub:
             h.is_begun = True
         return now >= h.look.read_ns + min(DAY_NS, self.read_ns)
 
-    # --- what other devices saw
-
-    def _keepers(self, h: Heard) -> list[str]:
-        """The backends that keep the record of one: those next to it on a ring by id; itself where it is alone."""
-        ring = sorted(self.heard, key=lambda o: o.place.backend_id)
-        at = ring.index(h)
-        others = [o.place.name for o in ring[at + 1 :] + ring[:at] if o.how != "away"]
-        return others[:KEEPERS] or [h.place.name]
-
-    def _hear_of_others(self, heard: Sequence[Heard]) -> None:
-        """Takes over what other devices say of these: when all was listed, and up to where copies were read."""
-        s, now = self.s, self.s.wall_ns()
-        assert self.state is not None
-        if not heard:
-            return
-        m, devices = s.group.participant, s.devices_of(self.state)
-        tasks = {h.place.name: _read_record(m, devices, h.place.backend_id, self._keepers(h)) for h in heard}
-        found: Mapping[str, Scrubbed | None] = s.runtime.run(together(tasks))
-        for h in heard:
-            seen = found[h.place.name]
-            if seen is None or seen.stores != h.look.stores:
-                continue
-            if not seen.wrong and seen.device_id != s.device.device_id and _is_within(seen.at_ns, now, DAY_NS):
-                h.look = h.look._replace(others_ns=seen.at_ns, since_ns=h.look.since_ns or now)
-            if h.look.read_ns < seen.read_ns <= now + LATER_NS:
-                h.look = h.look._replace(read_to=seen.read_to, read_ns=seen.read_ns)
-            h.is_begun = True
-
-    def _tell_others(self, s: Session, state: State) -> None:
-        """Tells the other devices of the listings, and of the copies that were read. A refusal fails nothing."""
-        tasks = {}
-        for h in (h for h in self.heard if h.is_to_tell):
-            look, wrong = h.look, sum(map(len, h.wrong.values()))
-            seen = Scrubbed(b"", look.backend, look.stores, look.at_ns, wrong, look.read_to, look.read_ns)
-            tasks[h.place.name] = _write_record(s.group.participant, state, seen, self._keepers(h))
-        if tasks:
-            s.runtime.run(together(tasks))
-
     def _begun(self, known: Mapping[bytes, Look]) -> list[Heard]:
+        self.places = places = Places(self.s.config, self.s.previous)
+        self.displaced = cache(lambda partition: places.is_displaced(partition.to_bytes(PARTITION_BYTES, "big")))
         heard = [self._begun_at(place, known.get(place.backend_id)) for place in _places(self.s)]
         return sorted(heard, key=lambda h: h.look.at_ns)  # what was away for longest is mended first
 
     def _begun_at(self, place: Place, look: Look | None) -> Heard:
-        stores = sha256(b"".join(place.storage_ids) + str(self.s.transfer.placement.partitions).encode())
+        partitions = str(self.s.transfer.placement.partitions).encode()
+        stores = sha256(b"".join(place.storage_ids) + partitions + moves.trims(self.s.config))
         if look is None or look.stores != stores:
-            look = Look(place.backend_id, stores)
+            was = look or Look(place.backend_id)
+            look = Look(place.backend_id, stores, read_to=was.read_to, read_ns=was.read_ns)
         heard = Heard(place, look)
+        heard.counts = lambda storage_id, name: storage_id in self.places.ids(place.backend_id, name)
         away = self.s.out.get(place.name) or self.s.transfer.down.get(place.name)
         if away is not None:
             heard.how, heard.why = "away", away.message
@@ -210,9 +170,17 @@ class _Scrub:
     def _read_feeds(self, heard: Sequence[Heard]) -> None:
         """Has the backends tell what has changed; all at once."""
         self.s.runtime.run(together({h.place.name: heeding(h, changes(h)) for h in heard}))
+        self._pass_over(self.s, heard)
         for h in heard:
             if h.how == "changes":
                 h.look = h.look._replace(at_ns=self.s.wall_ns())
+
+    @staticmethod
+    def _pass_over(s: Session, heard: Iterable[Heard]) -> None:
+        """Has those of these that could not be reached asked nothing more."""
+        for h in heard:
+            if isinstance(h.failed, UnreachableError):
+                s.transfer.down.setdefault(h.place.name, h.failed)
 
     def _list(self, heard: Sequence[Heard]) -> None:
         """Has the backends list all that they hold; all at once."""
@@ -220,6 +188,7 @@ class _Scrub:
         lists = {h.place.name: Listing(partitions) for h in heard}
         tasks = {h.place.name: heeding(h, listed(h, lists[h.place.name])) for h in heard}
         self.s.runtime.run(together(tasks))
+        self._pass_over(self.s, heard)
         before = self._before(heard)
         for h in heard:
             if h.how == "listed":
@@ -237,8 +206,9 @@ class _Scrub:
         differing = {}
         for h in heard:
             assert h.told is not None
-            differing[h.place.name] = list(h.told.differing(self.wanted[h.place.backend_id]))
-            self.compared += len(h.told.parts.keys() | self.wanted[h.place.backend_id].keys())
+            right = self.wanted[h.place.backend_id]
+            differing[h.place.name] = [p for p in h.told.differing(right) if not self.displaced(p)]
+            self.compared += sum(not self.displaced(p) for p in h.told.parts.keys() | right.keys())
         self._find(packs.values(), {p for some in differing.values() for p in some})
         marks = {key: inventory.marks_of(record, s.form.digests) for key, record in self.records.items()}
         for h in heard:
@@ -252,9 +222,34 @@ class _Scrub:
                     h.told.note_well(p, right.get(p, b""))
             h.is_new |= bool(differing[h.place.name])
         suspects = {key: self.records[key] for h in heard for keys in h.wrong.values() for key in keys}
-        self._look_at(s, agreed, list(suspects.values()))
+        short = self._short_while_moving(packs.values())
+        self.moving = {p.id for p in short}
+        self._look_at(s, agreed, [*suspects.values(), *short])
         for h in heard:
-            h.look = h.look._replace(compared=b"" if h.wrong else self.index, packs=len(h.told or ()))
+            compared = b"" if h.wrong or self.moving & self.looked.found.keys() else self.index
+            h.look = h.look._replace(compared=compared, packs=len(h.told or ()))
+
+    def _short_while_moving(self, packs: Iterable[PackRecord]) -> list[PackRecord]:
+        """The packs under way between mappings of which the backends of these do not tell enough copies.
+
+        A backend that is away, or no longer one of the workspace's, may have a copy. `rebalance` finds out.
+        """
+        moving = [p for p in packs if self.displaced(self.places.partition(p.name))]
+        if not moving:
+            return []
+        self._load([h for h in self.heard if h.told is None and h.how != "away" and h.look.at_ns])
+        told = {h.place.backend_id: h.told for h in self.heard}
+        records = {inventory.key_of(p.id): p for p in moving}
+        marks = {key: inventory.marks_of(record, self.s.form.digests) for key, record in records.items()}
+        out = []
+        for p, right in inventory.by_partition(moving, self.places.now.partitions).items():
+            name = p.to_bytes(PARTITION_BYTES, "big")
+            holders = [told.get(i) for i in {*self.places.primary(name), *self.places.had(name)}]
+            short = inventory.short_of(p, right, holders, self.places.copies_least, marks)
+            self.doubted |= {key for key, is_doubted in short.items() if is_doubted}
+            self.compared += len(holders)
+            out += [records[key] for key in short]
+        return out
 
     # --- reading copies
 
@@ -282,7 +277,7 @@ class _Scrub:
                 due.append((away, p))
         due.sort(key=lambda one: one[0])
         for some in (due[n : n + READ_AT_ONCE] for n in range(0, len(due), READ_AT_ONCE)):
-            tasks = {p.name.hex(): verify.check_copy(t, h.place, p, True, None) for _, p in some}
+            tasks = {p.name.hex(): verify.check_copy(t, self._where(h, p), p, True, None) for _, p in some}
             states: Mapping[str, verify.CopyState] = s.runtime.run(together(tasks))
             for _, p in some:
                 state = states[p.name.hex()]
@@ -302,13 +297,13 @@ class _Scrub:
         h.look = h.look._replace(read_to=(h.look.read_to + span) % inventory.CIRCLE, read_ns=now)
         h.is_begun = h.is_to_tell = True
 
+    def _where(self, h: Heard, record: PackRecord) -> Place:
+        """A backend with the storage ids in which a copy counts."""
+        return h.place._replace(storage_ids=self.places.ids(h.place.backend_id, record.name)[::-1])
+
     def _settled(self, packs: Iterable[PackRecord]) -> Iterable[PackRecord]:
-        """The packs that no change of the backends displaces: the others are brought and verified by `rebalance`."""
-        if self.s.previous is None:
-            return packs
-        places = Places(self.s.config, self.s.previous)
-        displaced = cache(lambda partition: places.is_displaced(partition.to_bytes(PARTITION_BYTES, "big")))
-        return (p for p in packs if not displaced(places.partition(p.name)))
+        """The packs that no change of the backends displaces."""
+        return (p for p in packs if not self.displaced(self.places.partition(p.name)))
 
     def _load(self, heard: Sequence[Heard]) -> None:
         """Loads what these backends had told before, and adds what they told now."""
@@ -338,7 +333,9 @@ class _Scrub:
         self.looked = check.Looked(read_data=False, sound=set()).at(s, agreed, others)
         self.looked.read_data = True
         self.looked.at(s, agreed, doubted)
-        self.findings = [finding for _, finding in self.looked.found.values()]
+        turn = {p.id: n for n, p in enumerate(suspects)}  # those of the backend that was away for longest come first
+        found = sorted(self.looked.found.items(), key=lambda item: turn[item[0]])
+        self.findings = [finding for _, (_, finding) in found]
         named = agreed.index.packs()
         for h in self.heard:
             for p, keys in list(h.wrong.items()):
@@ -365,6 +362,7 @@ class _Scrub:
 
     def mended(self, s: Session) -> ScrubReport:
         """Makes whole what was found, and looks at that again."""
+        self._pass_over(s, self.heard)
         agreed, found = agreement.newest(s), self.looked.problems
         packs = agreed.index.packs()  # made anew at each call
         left = [f for f in self.findings if f.record.id in packs]
@@ -372,11 +370,12 @@ class _Scrub:
         packs = agreed.index.packs()
         self._look_at(s, agreed, [f.record for f in left if f.record.id in packs])
         for h in self.heard:
-            if not h.wrong and h.look.compared == b"" and h.how in ("listed", "changes"):
+            is_left = h.wrong or self.moving & self.looked.found.keys()
+            if not is_left and h.look.compared == b"" and h.how in ("listed", "changes"):
                 h.look = h.look._replace(compared=self.index)
         self.state = agreed.state
         self._note(s)
-        self._tell_others(s, agreed.state)
+        scrub_record.tell(s, agreed.state, self.heard)
         return self.report(replace(repaired, found=found))
 
     def _note(self, s: Session) -> None:
@@ -426,10 +425,6 @@ def _seen_ns(look: Look) -> int | None:
     return max(look.at_ns, look.others_ns) or None
 
 
-def _is_within(at_ns: int, now_ns: int, age_ns: int) -> bool:
-    return at_ns > 0 and at_ns - LATER_NS <= now_ns < at_ns + age_ns
-
-
 def _decoded(data: bytes, partitions: int) -> Told:
     """What was stored; nothing where that is damaged, so that all is asked about anew."""
     try:
@@ -437,33 +432,3 @@ def _decoded(data: bytes, partitions: int) -> Told:
     except FormatError:
         return Told(partitions)
     return told if told.partitions == partitions else Told(partitions)
-
-
-# --- the record that serves other devices
-
-
-def _write_record(m: Participant, state: State, told: Scrubbed, keepers: Sequence[str]) -> Task:
-    """Overwrites the record of one backend on the first of these that takes it. -> whether one did."""
-    random = yield Random(32)
-    mine = replace(told, device_id=m.identity.device_id, certificate=certificate_for(m, state))
-    data = seal_scrubbed(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
-    for keeper in keepers:
-        reply: Reply = yield Op(keeper, "put", scrubbed_path(told.backend_id), data, timeout_s=OP_TIMEOUT_S)
-        if reply.error is None:
-            return True
-    return False
-
-
-def _read_record(m: Participant, devices: DeviceSet, backend_id: bytes, keepers: Sequence[str]) -> Task:
-    """-> the record of a backend that the first of these has which answers; None: it has none that counts."""
-    for keeper in keepers:
-        path = scrubbed_path(backend_id)
-        reply: Reply = yield Op(keeper, "get", path, max_bytes=SCRUBBED_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-        if isinstance(reply.error, NotFoundError):
-            return None
-        if reply.error is None:
-            try:
-                return open_scrubbed(m.keys, devices, reply.value, backend_id)
-            except (FormatError, UpgradeError):
-                return None
-    return None

@@ -6,7 +6,8 @@ one again, so whatever is as it was costs one comparison. Only the leaves and th
 et al., "On the Synchronization Bottleneck of OpenStack Swift-like Cloud Storage Systems", section 5.2): the entries
 are at hand, and so a differing partition needs no round of questions.
 
-Each of the n backends of a partition is compared with the index, which is n comparisons, and not with each other.
+Each of the n backends of a partition is compared with the index, which is n comparisons, and not with each other. A
+partition that moves from one mapping to another is compared for all its backends together (`short_of`).
 """
 
 from __future__ import annotations
@@ -165,17 +166,46 @@ class Listing:
         return out
 
 
-def wanted(packs: Iterable[PackRecord], placement: Placement) -> dict[bytes, dict[int, bytes]]:
-    """By backend and partition, the entries of the packs that belong there. An order is computed once a partition."""
+def by_partition(packs: Iterable[PackRecord], partitions: int) -> dict[int, bytes]:
+    """By partition, the sorted entries of packs as they should be told."""
     parts: dict[int, list[bytes]] = {}
     for p in packs:
-        parts.setdefault(partition_of(p.name, placement.partitions), []).append(entry(p.id, p.size))
+        parts.setdefault(partition_of(p.name, partitions), []).append(entry(p.id, p.size))
+    return {partition: b"".join(sorted(entries)) for partition, entries in parts.items()}
+
+
+def wanted(packs: Iterable[PackRecord], placement: Placement) -> dict[bytes, dict[int, bytes]]:
+    """By backend and partition, the entries of the packs that belong there. An order is computed once a partition."""
     out: dict[bytes, dict[int, bytes]] = {t.backend_id: {} for t in placement.targets}
-    for partition, entries in parts.items():
-        data = b"".join(sorted(entries))
+    for partition, data in by_partition(packs, placement.partitions).items():
         for backend_id in placement.primary(partition.to_bytes(PARTITION_BYTES, "big")):
             out[backend_id][partition] = data
     return out
+
+
+def short_of(
+    p: int, right: bytes, holders: Collection[Told | None], copies: int, marks: Mapping[bytes, Collection[bytes] | None]
+) -> dict[bytes, bool]:
+    """The keys of packs in a partition that moves of which too few copies are told, or a wrong one.
+
+    `right`: its entries. `holders`: what each backend told that some mapping gives it; None where that is not known,
+    which counts as a copy. True, `marks`: as `Told.wrong_in` has them. While data move a pack may lie where one mapping
+    wants it or another, so that it is there if `copies` of these backends have it.
+    """
+    known = [told for told in holders if told is not None]
+    enough = copies - (len(holders) - len(known))
+    good: dict[bytes, int] = {}
+    out: dict[bytes, bool] = {}
+    for told in known:
+        has = {one[:KEY_BYTES] for one in _split(told.parts.get(p, b""))}
+        wrong = told.wrong_in(p, right, marks)
+        for key in (one[:KEY_BYTES] for one in _split(right)):
+            if key in has and key in wrong:
+                out[key] = wrong[key]
+            elif key in has:
+                good[key] = good.get(key, 0) + 1
+    short = (key for key in (one[:KEY_BYTES] for one in _split(right)) if good.get(key, 0) < enough)
+    return out | {key: False for key in short if key not in out}
 
 
 def place_on_circle(name: bytes, backend_id: bytes, begin: int) -> int:

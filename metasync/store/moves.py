@@ -93,6 +93,11 @@ def trimmed(config: Config) -> Config:
     return _with_earlier(unmoved(config), now)
 
 
+def trims(config: Config) -> bytes:
+    """What the trims were, in bytes: by them a storage id counts for a pack, or does not."""
+    return _encode(item for item in earlier(config) if item.is_trimmed)
+
+
 def unmoved(config: Config) -> Config:
     """The same, with nothing left to move: no config before is read."""
     return replace(config, prev_config=None).tagged(MOVING_TAG, None).tagged(DEAD_TAG, None)
@@ -157,6 +162,11 @@ class Places:
 
     def partition(self, name: bytes) -> int:
         return partition_of(name, self.now.partitions)
+
+    @property
+    def copies_least(self) -> int:
+        """How many copies a pack has at least, under whichever of the mappings it was stored."""
+        return min(m.copies for m in (self.now, *self.before))
 
     def primary(self, name: bytes) -> tuple[bytes, ...]:
         """Ids of the backends that ought to hold a pack."""

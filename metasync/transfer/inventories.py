@@ -8,7 +8,7 @@ is bounded, and what is no pack of ours is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -133,6 +133,7 @@ How = Literal["listed", "changes", "not due", "away"]
 class Heard:
     """One backend in a scrub. `look`: what was known of it before, and then after; `told`: None until it is needed.
 
+    counts   whether a copy in a storage id counts: what a change of the backends has given up may go at any time
     changes  what its feed told: by pack, the entry, or None where it is gone
     wrong    by partition, the keys of packs that it has not as the index wants them
     """
@@ -141,6 +142,8 @@ class Heard:
     look: Look
     how: How = "not due"
     why: str = ""
+    failed: BackendError | None = None
+    counts: Callable[[bytes, bytes], bool] = lambda _storage_id, _name: True
     told: Told | None = None
     changes: dict[PackId, bytes | None] = field(default_factory=dict)
     wrong: dict[int, list[bytes]] = field(default_factory=dict)
@@ -158,7 +161,7 @@ def heeding(h: Heard, task: Task) -> Task:
     try:
         yield from task
     except BackendError as e:
-        h.how, h.why = "away", e.message
+        h.how, h.why, h.failed = "away", e.message, e
 
 
 def changes(h: Heard) -> Task:
@@ -169,15 +172,16 @@ def changes(h: Heard) -> Task:
         for _ in range(PAGES_MAX):
             reply: Reply = yield _op(h.place, "inventory", f"{storage_id.hex()}/packs", cursor)
             is_too_old = isinstance(reply.error, NotFoundError)
-            if not is_too_old and (reply.error is not None or reply.value is None):
-                h.how, h.why = "away", reply.error.message if reply.error is not None else "it tells no changes now"
-                return
+            if reply.error is not None and not is_too_old:
+                raise reply.error
+            if reply.value is None and not is_too_old:
+                raise BackendError(f"{h.place.name}: it tells no changes now", retryable=False)
             page = Inventory((), "", False) if is_too_old else _page(h.place, reply)
             if is_too_old or any(item.size is None and _FOLDER.fullmatch(item.name) for item in page.items):
                 h.changes.clear()
                 h.look = h.look._replace(at_ns=0)
                 return
-            h.changes.update(_entries(page.items))
+            h.changes.update((i, one) for i, one in _entries(page.items) if h.counts(storage_id, i[1]))
             cursor = _checked(h.place, page.cursor)
             if not page.more:
                 break
@@ -190,11 +194,12 @@ def changes(h: Heard) -> Task:
 
 
 def listed(h: Heard, listing: Listing) -> Task:
-    """Lists all that a backend holds."""
+    """Lists all that a backend holds, as far as it counts."""
     pages = Pages(h.place)
     while (copies := (yield from pages.following())) is not None:
         for copy in copies:
-            listing.add(copy.id, inventory.entry(copy.id, copy.size, copy.digest))
+            if h.counts(copy.storage_id, copy.id[1]):
+                listing.add(copy.id, inventory.entry(copy.id, copy.size, copy.digest))
     h.how, h.look = "listed", h.look._replace(cursors="\n".join(pages.cursors))
 
 

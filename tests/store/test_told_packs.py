@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from metasync.backends.digests import KINDS
 from metasync.errors import FormatError
 from metasync.store.index import PackRecord
-from metasync.store.inventory import ENTRY_BYTES, Listing, Told, entry, key_of, marks_of, place_on_circle, wanted
+from metasync.store.inventory import (
+    ENTRY_BYTES,
+    Listing,
+    Told,
+    by_partition,
+    entry,
+    key_of,
+    marks_of,
+    place_on_circle,
+    short_of,
+    wanted,
+)
 from metasync.store.placement import Placement, Target, partition_of
 
 IDS = st.tuples(st.integers(0, 3), st.binary(min_size=32, max_size=32))
@@ -111,3 +122,29 @@ def test_places_on_the_circle_are_all_round_it_and_others_on_each_backend() -> N
     assert all(0 <= p < 1 << 32 for p in one)
     assert max(one) - min(one) > 1 << 31
     assert [place_on_circle(name, b"a" * 16, 5) for name in names] == [(p - 5) % (1 << 32) for p in one]
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.data())
+def test_while_packs_move_enough_copies_anywhere_are_enough(data: st.DataObject) -> None:
+    """Each backend has any of the packs, or has them wrong, or is away and may have them all."""
+    packs = [p for p in PACKS if partition_of(p.name, PARTITIONS) == 3]
+    right = by_partition(packs, PARTITIONS)[3]
+    said = st.sampled_from(["has", "not", "size", "digest"])
+    holders = data.draw(st.lists(st.one_of(st.none(), st.tuples(*(said for _ in packs))), max_size=4))
+    copies = data.draw(st.integers(1, 3))
+    told: list[Told | None] = []
+    for words in holders:
+        one = Told(PARTITIONS) if words is not None else None
+        for p, word in zip(packs, words or (), strict=False):
+            assert one is not None
+            wrong = {"size": entry(p.id, p.size + 1), "digest": entry(p.id, p.size, b"another")}
+            one.put(p.id, None if word == "not" else wrong.get(word, entry(p.id, p.size)))
+        told.append(one)
+    found = short_of(3, right, told, copies, MARKS)
+    for n, p in enumerate(packs):
+        words = [h[n] if h is not None else "has" for h in holders]
+        is_short = words.count("has") < copies
+        assert (key_of(p.id) in found) == (is_short or "size" in words or "digest" in words)
+        if "size" not in words and "digest" not in words and is_short:
+            assert found[key_of(p.id)] is False, "there is nothing to read"

@@ -25,8 +25,8 @@ from metasync.errors import UnreachableError
 from metasync.keys.derive import sha256
 from metasync.keys.slots import Cost
 from metasync.local.state_keys import LOOKS
+from metasync.maintenance import scrub_record
 from metasync.maintenance.repair import name_in_index
-from metasync.maintenance.scrub import _Scrub
 from metasync.reports.backends import ScrubReport
 from metasync.runtime.effects import Op, each
 from metasync.session import agreement, open_backend
@@ -34,6 +34,7 @@ from metasync.session.session import Session
 from metasync.store.index import IndexSegment, PackRecord
 from metasync.store.pack_format import HEADER_BYTES
 from metasync.transfer.copies import pack_path
+from metasync.transfer.inventories import Heard
 from metasync.workspace import Workspace
 
 CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
@@ -247,21 +248,22 @@ def _without(folder: Path, size: int) -> Iterator[Row]:
 
 def _rings(folder: Path) -> Iterator[Row]:
     """What the records of listings cost by where they lie, when one backend is lost after they were written."""
-    plain = _Scrub._keepers
+    plain = scrub_record.keepers
 
-    def by_order(self: _Scrub) -> list[str]:
-        return [h.place.name for h in sorted(self.heard, key=lambda h: h.place.backend_id)]
+    def by_order(heard: Sequence[Heard]) -> list[str]:
+        return [h.place.name for h in sorted(heard, key=lambda h: h.place.backend_id)]
 
-    def star(self: _Scrub, _h: Any) -> list[str]:
-        return by_order(self)[:1]
+    def star(heard: Sequence[Heard], _h: Heard) -> list[str]:
+        return by_order(heard)[:1]
 
-    def chain(self: _Scrub, h: Any) -> list[str]:
-        order = by_order(self)
+    def chain(heard: Sequence[Heard], h: Heard) -> list[str]:
+        order = by_order(heard)
         return order[order.index(h.place.name) + 1 :][:1]
 
     worst = {}
-    for name, keepers in (("ring", plain), ("star", star), ("chain", chain)):
-        _Scrub._keepers = keepers  # type: ignore[method-assign]
+    ways: dict[str, Any] = {"ring": plain, "star": star, "chain": chain}
+    for name, keepers in ways.items():
+        scrub_record.keepers = keepers
         scene = Scene(folder / name, RING_PACKS, feed=False)
         scene.w.scrub(full=True)
         listings = []
@@ -275,6 +277,6 @@ def _rings(folder: Path) -> Iterator[Row]:
         worst[name] = max(listings)
         scene.close()
         yield f"records as a {name}", f"{worst[name]} listings again at worst, {sum(listings)} over 4 losses", "", True
-    _Scrub._keepers = plain  # type: ignore[method-assign]
+    scrub_record.keepers = plain
     best = worst["ring"] == min(worst.values())
     yield "ring beside star and chain", ", ".join(f"{n} {w}" for n, w in worst.items()), "the ring's is the least", best
