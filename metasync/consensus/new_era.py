@@ -123,9 +123,25 @@ def end_era(m: Participant, enter: Enter, known: State, lost: Collection[bytes])
             return record
         yield from retire(m, number, instance.config, left)
         what: Held = yield from held(m, enter, newest)
+        _check_read((yield from enter(what.ended)), left)
         if what.ended.config == newest.config:
             return what
         known = what.ended  # decided meanwhile, with other acceptors
+
+
+def _check_read(instance: Instance, left: Collection[bytes]) -> None:
+    """Raises where an acceptor that is left could not be read to its end just now.
+
+    It may alone have a vote for the version whose FENCE let go what it has deleted since (consensus.md, rule 6.5).
+    """
+    views = [instance.acceptors[a] for a in left if a in instance.acceptors]
+    usable = [a for a in views if a.log.usable and a.floor is None and not a.memory.rolled_back]
+    unread = sorted(a.name for a in usable if not a.ended)
+    if unread:
+        raise NoQuorumError(
+            f"what {', '.join(unread)} took of version {instance.v} cannot be read now",
+            next_step="Run again when it answers.",
+        )
 
 
 def _left(m: Participant, config: Config, lost: Collection[bytes]) -> dict[bytes, str]:

@@ -19,13 +19,13 @@ objects of the present, the states on the way back that later versions need for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final
 
 from metasync.config import Config
 from metasync.consensus.acceptors.view import AcceptorView
-from metasync.consensus.chain import check_admitted, fetch_state
+from metasync.consensus.chain import check_admitted, fetch_state, learn_skip
 from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.objects import (
     CONST_BYTES_MAX,
@@ -58,6 +58,8 @@ from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 JOIN_TRIES: Final = 3  # of each write that a new root needs
 PAUSE_S: Final = 0.1  # between tries
 FENCE_PAUSE_MAX_S: Final = 2.0
+MISSED_MAX: Final = 64  # versions that an acceptor is told of
+WHOLE: Final = 2  # versions in a row that no acceptor missed, and older ones are not looked at
 REST_S: Final = 2.0  # for the fence on those that are not needed: removed ones, and slow ones
 
 
@@ -160,6 +162,70 @@ def fence(m: Participant, instance: Instance, value: State, new: Config, deadlin
             raise no_quorum(m, instance)
         yield Sleep(min(pause, left))
         pause = min(2 * pause, FENCE_PAUSE_MAX_S)
+
+
+def pass_on(m: Participant, enter: Callable[..., Task], state: State, deadline_s: float) -> Task:
+    """-> ids of the acceptors that know a decided state by themselves: a restart with any of them, whatever becomes of
+    the others, goes on from it or from a later one (consensus.md, rule 6.5).
+
+    Their own logs show a vote for it. Those that lack it get the vote that decided it once more, and so for versions
+    before it that they missed, `MISSED_MAX` in all: a restart must find its way from an older one. Nobody is waited for
+    long.
+    """
+    deadline = (yield Now()) + deadline_s
+    at: Instance = yield from enter(state, ahead=True)
+    known = {a.acceptor_id for _, a in at.config.acceptors}
+    whole = 0  # versions in a row that nobody missed
+    for step in range(MISSED_MAX):
+        if not state.v:
+            break
+        before: State = yield from fetch_state(m, at, state.v - 1, state.prev, state.epoch)
+        if before.era != state.era:
+            break  # the first state of an era is on all acceptors that are left
+        at = yield from enter(before, ahead=True)
+        if not step:
+            known &= at.acceptors.keys()
+        views = [at.acceptors[a] for a in sorted(known & at.acceptors.keys())]
+        missed = yield from _passed_on(m, at, state, views, deadline)
+        known -= {a.acceptor_id for a in views if not _shows(a, state)}
+        whole = 0 if missed else whole + 1
+        if whole == WHOLE:
+            break
+        state = before
+    return known
+
+
+def _shows(acceptor: AcceptorView, state: State) -> bool:
+    return acceptor.born and acceptor.log.usable and state in acceptor.log.votes.values()
+
+
+def _passed_on(
+    m: Participant, instance: Instance, state: State, acceptors: Sequence[AcceptorView], deadline: float
+) -> Task:
+    """Has these vote for the state that is decided for the version: in the round that decided it, or where they have
+    promised a higher one, in a new round. -> how many had not.
+    """
+
+    def lacking() -> list[AcceptorView]:
+        return [a for a in acceptors if not _shows(a, state)]
+
+    def ask(some: Iterable[AcceptorView], kind: Kind, rnd: Round, value: State | None) -> Task:
+        left = max(deadline - (yield Now()), 0.0)
+        yield Gather({a.name: _send(a, kind, rnd, value) for a in some}, deadline_s=min(REST_S, left))
+
+    instance.begin()
+    yield Gather({a.name: a.look() for a in instance.acceptors.values()}, deadline_s=REST_S)
+    m.now = yield Now()
+    missed = len(lacking())
+    if missed and instance.devices.key_of(m.identity.device_id, m.certificate) is not None:
+        yield from learn_skip(m, instance)
+        if (rnd := instance.round_of(state)) != NEVER:
+            yield from ask(lacking(), Kind.ACCEPT, rnd, state)
+        if any(a.log.usable and a.log.promised > rnd and not a.log.spent for a in lacking()):
+            rnd = _new_round(m, instance)
+            yield from ask(acceptors, Kind.PREPARE, rnd, None)
+            yield from ask(acceptors, Kind.ACCEPT, rnd, state)
+    return missed
 
 
 def _is_enough(instance: Instance, value: State, stay: Set[bytes], *, closed: bool) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain, pairwise
 from typing import Final
 
@@ -19,12 +20,12 @@ from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance import line, sweep
-from metasync.maintenance.sweep import Swept
+from metasync.maintenance.sweep import Refusals, Swept
 from metasync.objects.model import ObjectKind, decode_snapshot, version_of
 from metasync.objects.reach import mark
 from metasync.reports.backends import Freed, GcReport
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
-from metasync.session import agreement, space
+from metasync.session import agreement, space, witnesses
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store import collection, retention
@@ -91,6 +92,7 @@ class _Collection:
         self.stored: tuple[Agreed, list[Ref]] | None = None  # the index of an attempt, and the base it was made of
         self.fence_above = -1  # the newest generation of what no index names and is to go
         self.op_id = s.entropy(OP_ID_BYTES)
+        self._refused = cache(partial(witnesses.refusals, s))
 
     def run(self) -> GcReport:
         s = self.s
@@ -114,7 +116,7 @@ class _Collection:
                 found, short = self._fenced(self.look(agreement.newest(s)), repack=True)
             notes += [short] if short else []
         swept = self._swept(found, swept)
-        self._sweep_records(base, found.base)
+        self._sweep_records(found.base)
         return self._report(found, swept, tuple(notes))
 
     # --- what there is
@@ -370,26 +372,26 @@ class _Collection:
         def is_missed(object_id: bytes) -> bool:
             return object_id in marked and object_id not in index
 
-        out = sweep.sweep(s, index.packs(), base.state.min_gen, is_missed if found.plan.missing else None)
+        refusals = self._refusals(base)
+        out = sweep.sweep(s, index.packs(), base.state.min_gen, refusals, is_missed if found.plan.missing else None)
         for name, packs in (before.packs if before is not None else {}).items():
             out.packs[name] += packs
             out.bytes[name] += before.bytes[name] if before is not None else 0
         return out
 
-    def _sweep_records(self, before: Agreed, after: Agreed) -> None:
-        """Deletes index records that the newest state does not need, nor the one that this run began with.
+    def _refusals(self, base: Agreed) -> Refusals:
+        """Where the base is not known, so that nothing that it let go may be deleted: asked once, if it matters."""
+        return partial(self._refused, base.state)
 
-        So who restarts the workspace without a majority that alone held the fence has the index before it.
-        """
-        needed: set[Ref] = set()
+    def _sweep_records(self, base: Agreed) -> None:
+        """Deletes index records that the newest state does not need, nor a change of the backends under way."""
         try:
-            for agreed in (before, after):
-                needed |= {agreed.state.retained, *self.s.indexes.names_of(agreed.state.index)}
-                if agreed.config.moving is not None:
-                    needed |= self.s.indexes.names_of(Ref(*agreed.config.moving))
+            needed = {base.state.retained, *self.s.indexes.names_of(base.state.index)}
+            if base.config.moving is not None:
+                needed |= self.s.indexes.names_of(Ref(*base.config.moving))
         except MetaSyncError:
             return
-        sweep.sweep_records(self.s, needed, after.state.min_gen)
+        sweep.sweep_records(self.s, needed, base.state.min_gen, self._refusals(base))
 
     def _preview(self, found: _Found) -> GcReport:
         """What would go: packs that nothing names, those that are dead, and of sparse ones what is not needed."""
@@ -413,7 +415,7 @@ class _Collection:
             notes = (*notes, f"{packs} spared: they may hold what is missing.")
         if swept.away:
             away = ", ".join(sorted(swept.away))
-            notes = (*notes, f"not reached: {away}. What lies there goes with the next `metasync gc` that reaches it.")
+            notes = (*notes, f"not all may be gone on {away}: the rest goes with a `metasync gc` when all answer.")
         for name, why in swept.away.items():
             s.listener(Notice(f"{name}: {why}", warning=True))
         return GcReport(

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from metasync.consensus import Ref
 from metasync.errors import BackendError, MetaSyncError, NotFoundError, UnreachableError
@@ -25,13 +25,17 @@ from metasync.transfer.inventories import Copy, Pages
 
 DELETED_AT_ONCE: Final = 64
 LIST_TIMEOUT_S: Final = 120.0
+
+Refusals: TypeAlias = Callable[[], Mapping[str, str]]
+"""-> the backends on which nothing that a state let go may be deleted yet, and why (`session.witnesses`)."""
+
 _GENERATION: Final = re.compile("0|[1-9][0-9]{0,19}")
 _NAME: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass
 class Swept:
-    """By backend: how many packs were deleted there, and their bytes. `away`: which could not be asked, and why.
+    """By backend: how many packs were deleted there, and their bytes. `away`: where something may be left, and why.
 
     `spared`: copies that may hold what is missing.
     """
@@ -71,15 +75,21 @@ def may_go(pack_id: PackId, named: Collection[PackId], min_gen: int) -> bool:
 
 
 def sweep(
-    s: Session, named: Collection[PackId], min_gen: int, is_missed: Callable[[bytes], bool] | None = None
+    s: Session,
+    named: Collection[PackId],
+    min_gen: int,
+    refusals: Refusals,
+    is_missed: Callable[[bytes], bool] | None = None,
 ) -> Swept:
     """Deletes what may go on all backends within reach. `named`, `min_gen`: of one decided state, see `may_go`.
 
+    `refusals`: where nothing may be deleted by that state yet, and why; asked for when there is something to delete.
     `is_missed`: whether an object is needed and in no pack that is named, where there is such a one. Then a copy goes
     only if its bytes prove that it holds none.
     """
     out = Swept()
     going: Iterator[Copy] = (copy for copy in listed(s, out.away, min_gen) if may_go(copy.id, named, min_gen))
+    going = _where_it_may(going, refusals, out)
     if is_missed is not None:
         going = _without_missed(s, going, is_missed, out)
     done = 0
@@ -95,6 +105,15 @@ def sweep(
         done += len(some)
         s.listener(Progress("delete", done, None, "packs"))
     return out
+
+
+def _where_it_may(copies: Iterator[Copy], refusals: Refusals, out: Swept) -> Iterator[Copy]:
+    """Those of these copies that lie where deleting is allowed."""
+    for copy in copies:
+        if why := refusals().get(copy.backend):
+            out.away.setdefault(copy.backend, f"nothing is deleted there yet: {why}")
+        else:
+            yield copy
 
 
 def _without_missed(
@@ -127,10 +146,10 @@ def _holds(s: Session, copy: Copy, is_missed: Callable[[bytes], bool]) -> bool |
 # ---- records beside the logs
 
 
-def sweep_records(s: Session, needed: Collection[Ref], min_gen: int) -> None:
+def sweep_records(s: Session, needed: Collection[Ref], min_gen: int, refusals: Refusals) -> None:
     """Deletes records of indexes, and lists of what is kept, that may go, on all acceptors within reach.
 
-    They may go as packs may: by the fence of one decided state, and what it and the states before it need.
+    They may go as packs may: by the fence of one decided state that does not need them, where that state is known.
     """
     for backend, acceptor in s.config.acceptors:
         link, top = s.names.get(backend.backend_id), f"{acceptor.acceptor_id.hex()}/meta"
@@ -141,7 +160,7 @@ def sweep_records(s: Session, needed: Collection[Ref], min_gen: int) -> None:
                 folder = f"{top}/{generation}"
                 names = _listed_in(s, link, folder, _NAME)
                 going = iter([n for n in sorted(names) if Ref(generation, bytes.fromhex(n)) not in needed])
-                while some := list(islice(going, DELETED_AT_ONCE)):
+                while (some := list(islice(going, DELETED_AT_ONCE))) and link not in refusals():
                     ops = {n: Op(link, "delete", f"{folder}/{n}", urgency=Urgency.LATER) for n in some}
                     s.runtime.run(each(ops))
         except BackendError:

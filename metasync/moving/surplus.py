@@ -1,8 +1,9 @@
 """Deletes copies that a trim has given up, once every copy that counts is verified (consensus.md, rule 6.4).
 
 What lies on a backend is told by listings, which may be old or untrue: a copy that is not listed stays until another
-time. What is listed is deleted only if the newest index names the pack, a trim's mapping did not place it there, and
-this process has verified all its copies that count. Packs that no index names are left to the collection of garbage.
+time. What is listed is deleted only if the newest index names the pack, a trim's mapping did not place it there, this
+process has verified all its copies that count, and the backend knows of the trim itself: if it is left with others that
+do not, these must find what they knew. Packs that no index names are left to the collection of garbage.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from metasync.maintenance import sweep
 from metasync.reports.backends import Share
 from metasync.runtime.effects import Op, Reply, Urgency
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
+from metasync.session import witnesses
 from metasync.store.index import PackId, PackRecord
 from metasync.transfer.inventories import Copy
 
@@ -43,7 +45,7 @@ def free(mover: Mover) -> Freed:
     s, out = mover.s, Freed()
     if s.db.get(SWEPT_KEY) == s.connections.config_hash:
         return out
-    found = _surplus(mover, out)
+    found = _where_it_may(mover, _surplus(mover, out), out)
     records = {key: mover.base.index.packs()[key] for key in found}
     mover.bring_all([p for key, p in records.items() if key not in mover.tally.done], note=False)
     out.failed.update(mover.tally.waiting)
@@ -64,6 +66,17 @@ def free(mover: Mover) -> Freed:
     if not out.failed and not mover.tally.lost:
         s.db.set(SWEPT_KEY, s.connections.config_hash)
     return out
+
+
+def _where_it_may(mover: Mover, found: dict[PackId, list[Copy]], out: Freed) -> dict[PackId, list[Copy]]:
+    """Those of these copies that lie where the newest version is known: see `session.witnesses`."""
+    refusals = witnesses.refusals(mover.s, mover.base.state) if found else {}
+    refused = {
+        name: why for name, why in refusals.items() if any(c.backend == name for cs in found.values() for c in cs)
+    }
+    out.failed.update({name: f"nothing is deleted there yet: {why}" for name, why in refused.items()})
+    left = {key: [c for c in copies if c.backend not in refused] for key, copies in found.items()}
+    return {key: copies for key, copies in left.items() if copies}
 
 
 def _delete(copies: list[Copy]) -> Generator[Any, Any, list[tuple[str, str]]]:

@@ -2,8 +2,9 @@
 
 All that a workspace has on a store lies in one folder, whose name is drawn at random when the backend is added: what is
 deleted lies in there, and nothing else is looked at. It goes once the newest agreed version neither has the backend nor
-reads it, which is so after the trim of the move. The way to it is noted before the removal, so that whoever was
-interrupted goes on, though the workspace has forgotten the backend by then.
+reads it, which is so after the trim of the move, and once all backends that vote know that version themselves. The way
+to it is noted before the removal, so that whoever was interrupted goes on, though the workspace has forgotten the
+backend by then.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any, Final
 
 from metasync.backends.api import Sweeps
 from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.errors import BackendError, NotFoundError, UsageError
+from metasync.errors import BackendError, NotFoundError, UnreachableError, UsageError
 from metasync.events import Phase, Progress
 from metasync.reports.backends import Wiped
 from metasync.runtime.effects import Op, Reply, Task, Urgency, each
-from metasync.session import agreement, open_backend
+from metasync.session import agreement, open_backend, witnesses
 from metasync.session.connections import Connections
 from metasync.session.folder import WIPE_KEY, Link
 from metasync.session.session import Operations
@@ -55,9 +56,16 @@ def wipe(work: Operations, name: str) -> Wiped:
     with work.session("backend remove") as s:
         noted: dict[str, Link] = c.db.get(WIPE_KEY) or {}
         key = _key(noted, name)
-        agreement.ask_newest(s)
+        newest = agreement.ask_newest(s)
         if s.config.backend(bytes.fromhex(key.rpartition("~")[2])) is not None or s.config.prev_config is not None:
             raise UsageError(f"{name} is still in use, or data are still to be moved: nothing was deleted there")
+        if lacking := witnesses.unaware(s, newest):
+            why = "; ".join(f"{n}: {text.removeprefix(f'{n}: ')}" for n, text in sorted(lacking.items()))
+            raise UnreachableError(
+                f"{name} is removed, and nothing was deleted there: a backend that is left with an older version would "
+                f"need it ({why})",
+                next_step=f"Run again when all backends that vote answer: metasync backend remove {name} --wipe",
+            )
         s.listener(Phase("wipe"))
         link = noted[key]
         with contextlib.closing(c.machine.way(name, link, suspected=False)) as backend:

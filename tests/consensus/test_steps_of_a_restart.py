@@ -77,6 +77,24 @@ class Restarting:
 # --- the end of the old era
 
 
+def test_what_cannot_be_read_to_its_end_stops_the_restart() -> None:
+    """Rule 6.5: it may alone have the vote for what let go packs that are deleted there by now."""
+    r = Restarting("bc")
+    r.world.down = set("bc")
+    retired = []
+
+    def answer(op: Op, store: Store) -> Reply | None:
+        if op.kind == "put" and op.path.endswith("/birth"):
+            retired.append(op.path)
+        return Reply(error=UnreachableError("busy")) if retired and "/px/" in op.path else None
+
+    r.answers("a", answer)
+    with pytest.raises(NoQuorumError, match="what a took of version 2 cannot be read now"):
+        r.do(end_era(r.m, r.enter, r.one, r.ids("bc")))
+    r.world.liars.clear()
+    assert isinstance(r.do(end_era(r.m, r.enter, r.one, r.ids("bc"))), Held)
+
+
 def test_a_backend_to_which_there_is_no_way_is_named() -> None:
     r = Restarting()
     del r.m.links[r.ws.acceptor_of("c")]

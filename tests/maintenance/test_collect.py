@@ -680,7 +680,7 @@ def test_a_backend_that_is_away_gives_its_space_when_it_is_back(six: Workspace, 
     lab.faults["c"].down = True
     report = w.gc(LAST)
     assert set(report.away) == {"c"}
-    assert "not reached: c" in report.notes[-1]
+    assert "not all may be gone on c" in report.notes[-1]
     lab.faults["c"].down = False
     w = lab.reopen(w)
     assert {f.backend for f in w.gc().freed} == {"c"}
@@ -809,16 +809,9 @@ def needed_records(w: Workspace) -> set[str]:
 
 
 def test_index_records_go_that_no_state_needs_any_more(six: Workspace, lab: Lab) -> None:
-    """Those that the state before the run needs stay for one more: a restart may have to go on from there."""
     before = needed_records(six)
     six.gc(LAST)
     after = needed_records(six)
-    assert before | after <= records(lab)
-    write(six.directory, {"more": noise(90)})
-    six.push()
-    (six.directory / "more").unlink()
-    six.push()
-    six.gc(LAST)
     assert not (before - after) & records(lab)
     assert needed_records(six) <= records(lab)
     all_is_there(six)

@@ -17,11 +17,20 @@ from metasync.local.state_keys import SWEPT_KEY
 from metasync.maintenance import sweep
 from metasync.moving import surplus, wipe
 from metasync.runtime.effects import Op, Reply
+from metasync.session import witnesses
 from metasync.session.folder import WIPE_KEY
 from metasync.transfer.copies import Place
 
 IDS = {"a": b"a" * 16, "b": b"b" * 16}
+NOWHERE = dict[str, str]  # is deleting refused
 AWAY, REFUSED = UnreachableError("busy"), RefusedError("forbidden")
+
+
+@pytest.fixture(autouse=True)
+def _all_know_the_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds where some do not: `test_known_before_deleted`."""
+    monkeypatch.setattr(witnesses, "refusals", lambda *_: {})
+    monkeypatch.setattr(witnesses, "unaware", lambda *_: {})
 
 
 class Session:
@@ -79,7 +88,7 @@ def test_packs_below_the_fence_that_are_not_named_go_and_nothing_else() -> None:
     top = f"{IDS['a'].hex()}/packs"
     others = [f"{top}/x/ee/{'ee' * 32}", f"{top}/1/zz/{'ff' * 32}", f"{top}/1/bb/note", f"{top}/1/bb/{'99' * 32}"]
     w.stores["a"] |= dict.fromkeys(others, b"?")
-    swept = sweep.sweep(w.s, {kept}, 3)
+    swept = sweep.sweep(w.s, {kept}, 3, NOWHERE)
     assert (dict(swept.packs), dict(swept.bytes), swept.away) == ({"a": 2}, {"a": 2}, {})
     assert w.stores["a"].keys() == {*others, f"{top}/1/aa/{'aa' * 32}", f"{top}/3/dd/{'dd' * 32}"}
 
@@ -96,7 +105,7 @@ def test_a_backend_that_cannot_be_listed_is_noted_and_the_others_are_swept(error
     w.pack("a", 1, "aa")
     w.pack("b", 1, "bb")
     w.answers("a", "list", error)
-    swept = sweep.sweep(w.s, (), 2)
+    swept = sweep.sweep(w.s, (), 2, NOWHERE)
     assert (swept.away, dict(swept.packs)) == ({"a": error.message}, {"b": 1})
     assert w.s.transfer.down == ({"a": error} if error is AWAY else {}), "who refuses one thing is not away"
 
@@ -106,7 +115,7 @@ def test_a_backend_that_is_out_is_not_asked(how: str) -> None:
     w = Session()
     w.pack("a", 1, "aa")
     (w.s.out if how == "out" else w.s.transfer.down)["a"] = AWAY
-    assert sweep.sweep(w.s, (), 2).away == {"a": "busy"}
+    assert sweep.sweep(w.s, (), 2, NOWHERE).away == {"a": "busy"}
     assert not w.world.requests["a"]
 
 
@@ -115,7 +124,7 @@ def test_what_could_not_be_deleted_is_not_counted() -> None:
     w.pack("a", 1, "aa")
     w.pack("b", 1, "aa")
     w.answers("a", "delete", REFUSED)
-    swept = sweep.sweep(w.s, (), 2)
+    swept = sweep.sweep(w.s, (), 2, NOWHERE)
     assert (dict(swept.packs), swept.away) == ({"b": 1}, {"a": "forbidden"})
 
 
@@ -140,7 +149,7 @@ def test_where_something_is_missing_only_a_copy_goes_whose_pack_was_read_and_has
         w.pack(name, 1, "bb", b"else")
     w.pack("a", 1, "cc", b"damaged")
     w.pack("b", 1, "cc", b"else")
-    swept = sweep.sweep(w.s, (), 2, lambda object_id: object_id == b"missed")
+    swept = sweep.sweep(w.s, (), 2, NOWHERE, lambda object_id: object_id == b"missed")
     assert (w.packs("a"), w.packs("b")) == ({(1, "aa"), (1, "cc")}, {(1, "aa")})
     assert (swept.spared, dict(swept.packs)) == (3, {"a": 1, "b": 2})
     assert (w.asked("a", "get"), w.asked("b", "get")) == (3, 1), "one copy of each pack, if it can be read"
@@ -151,7 +160,7 @@ def test_a_copy_that_cannot_be_had_is_spared(monkeypatch: pytest.MonkeyPatch) ->
     reading(monkeypatch)
     w.pack("a", 1, "aa", b"else")
     w.answers("a", "get", AWAY)
-    assert sweep.sweep(w.s, (), 2, lambda _: False).spared == 1
+    assert sweep.sweep(w.s, (), 2, NOWHERE, lambda _: False).spared == 1
     assert w.packs("a") == {(1, "aa")}
 
 
@@ -167,7 +176,7 @@ def test_records_below_the_fence_that_are_not_needed_go_and_nothing_else() -> No
         w.stores[name] |= {
             f"{top}/{path}": b"?" for path in (f"1/{needed}", f"1/{other}", "1/note", f"2/{other}", "x/y")
         }
-    sweep.sweep_records(w.s, {Ref(1, bytes.fromhex(needed))}, 2)
+    sweep.sweep_records(w.s, {Ref(1, bytes.fromhex(needed))}, 2, NOWHERE)
     assert records(w, "a") == records(w, "b") == {f"1/{needed}", "1/note", f"2/{other}", "x/y"}
 
 
@@ -184,7 +193,7 @@ def test_records_of_the_other_backends_go_though_one_cannot_be_swept(how: str) -
         w.answers("a", "list", REFUSED)
     else:
         w.stores["a"].clear()
-    sweep.sweep_records(w.s, (), 2)
+    sweep.sweep_records(w.s, (), 2, NOWHERE)
     assert len(records(w, "a")) == (how != "empty")
     assert not records(w, "b")
 
@@ -221,7 +230,7 @@ class Moving(Session):
         self.s.runtime.start, self.s.runtime.wait = self._start, self._wait
         self.mover: Any = SimpleNamespace(
             s=self.s, tally=self.tally, bring_all=bring_all,
-            base=SimpleNamespace(index=SimpleNamespace(packs=lambda: named)),
+            base=SimpleNamespace(index=SimpleNamespace(packs=lambda: named), state=None),
             places=SimpleNamespace(is_surplus=lambda backend_id, storage_id, _: storage_id == backend_id == IDS["a"]),
         )  # fmt: skip
 

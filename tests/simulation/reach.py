@@ -38,7 +38,7 @@ class Library:
                 if "/packs/" in path or "/meta/" in path or "/const/" in path:
                     self._by_hash.setdefault(hashlib.sha256(data).digest(), data)
         self._objects: dict[bytes, tuple[ObjectKind, bytes]] = {}
-        self.dropped = False  # whether a recovery may have found packs of which nothing was left: then there are holes
+        self.dropped = False  # whether a recovery found packs of which nothing was left: then history has holes
 
     def _meta(self, kind: RecordKind, digest: bytes, what: str) -> bytes:
         data = self._by_hash.get(digest)
@@ -98,8 +98,7 @@ class Library:
             for item in root.items
         ]
         dropped = {key for segment in segments for key in segment.tombstones}
-        # A restart from before a fence that its majority alone held misses what the fence let go: collection.md.
-        self.dropped = bool(dropped) or (state.era > 0 and self.stocks.collected)
+        self.dropped = bool(dropped)
         for segment in segments:
             for record in segment.packs:
                 data = self._by_hash.get(record.name)

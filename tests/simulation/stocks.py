@@ -50,8 +50,8 @@ def storage_of(path: str) -> bytes:
 class Stocks:
     """`bodies`: every pack that ever landed; `metas`: every object of the kind that versions name, by its hash.
 
-    `robbed`: identities of stores that were emptied. `collected`: garbage was deleted. `blind` where nothing is to be
-    asked any more: a recovery went on without what was lost.
+    `robbed`: identities of stores that were emptied. `blind` where nothing is to be asked any more: a
+    recovery went on without what was lost.
     """
 
     def __init__(self, stores: Mapping[bytes, Store]) -> None:
@@ -60,7 +60,6 @@ class Stocks:
         self.metas: dict[bytes, bytes] = {}
         self.robbed: set[bytes] = set()
         self.blind = False
-        self.collected = False
         self.surplus = 0  # copies of packs that the newest version names which were deleted
         self._since: list[Placement] = []  # how packs were placed before each change since the last trim
         self._indexes: dict[bytes, dict[PackId, PackRecord]] = {ZERO_HASH: {}}
@@ -163,7 +162,6 @@ class Stocks:
         if key not in packs:
             if key[0] >= state.min_gen:
                 raise Violation(f"pack {key[1].hex()[:16]} is deleted on {store.name}, and no fence lets it go")
-            self.collected = True
             return
         self.surplus += 1
         storage = storage_of(path)
