@@ -27,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-heal fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-heal fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -77,6 +77,9 @@ bench-cpu: $(STAMP) ## CPU, requests, round trips of each step beside the commit
 
 bench-providers: $(STAMP) ## requests, bytes and CPU of a push per provider, on the servers that are fetched; PROVIDERS="--only s3"
 	. tests/servers/fetched.sh; $(BIN)/python tests/benchmarks/providers.py $(PROVIDERS)
+
+bench-clouds: $(STAMP) ## requests, bytes and CPU of a push to each cloud as one of three, on stand-ins; CLOUDS="--files 1,70"
+	$(BIN)/python tests/benchmarks/clouds/bench_clouds.py $(CLOUDS)
 
 bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
 	$(BIN)/python tests/benchmarks/scale.py $(SCALE)

@@ -1,0 +1,207 @@
+"""What a cloud costs as one of three backends: requests, bytes and client CPU of a push, on its stand-in.
+
+    python tests/benchmarks/clouds/bench_clouds.py [--only dropbox] [--files 1,70,15000] [--linux auto|generated|PATH]
+
+The other two backends are folders; there are two copies of everything. The stand-in runs in this process, the client is
+`python -m metasync`. For each size a first push of so many files, in a workspace of its own; for 1 a push of one more
+file of 2 KB to the 70 that are there, then a pull and a status that find nothing new. Requests are those that the
+stand-in saw, by their paths; bytes are those of their bodies. Then single calls: milliseconds of the client's CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BENCHMARKS = Path(__file__).parents[1]
+sys.path[:0] = [str(BENCHMARKS), *(str(BENCHMARKS.parent / name) for name in ("servers", "kits"))]
+
+import pytest
+import workloads
+from measure import child_environment, measured
+from standin import Standin, running
+
+SIZES = {70: "paper", 15_000: "kernel"}
+TIMEOUT_S = 1800.0
+CALLS = 200
+
+
+class Cloud(NamedTuple):
+    """A stand-in that runs, with one linked account. `limits`: what the provider publishes."""
+
+    standin: Standin
+    env: dict[str, str]
+    limits: str
+
+
+@contextlib.contextmanager
+def _dropbox(root: Path) -> Iterator[Cloud]:
+    from dropbox_standin import DropboxStandin
+
+    standin = DropboxStandin()
+    with running(standin), pytest.MonkeyPatch.context() as patch:
+        standin.link(patch, root)
+        env = {name: os.environ[name] for name in (standin.variable, "XDG_CONFIG_HOME", "METASYNC_KEYRING")}
+        yield Cloud(standin, env, "none in numbers; writes to one account one after the other")
+
+
+CLOUDS = {"dropbox": _dropbox}
+"""By the scheme of their URLs."""
+
+
+@dataclass
+class Figures:
+    """Of one command: the requests by path, bytes up and down, and the client's CPU."""
+
+    requests: Counter[str]
+    up_bytes: int
+    down_bytes: int
+    cpu_s: float
+
+
+def commands(name: str, cloud: Cloud, load: Path, work: Path, *, with_one: bool) -> dict[str, Figures]:
+    """Makes a workspace, pushes `load`, and what else is wanted."""
+    work.mkdir(parents=True)
+    env = child_environment(work, {"METASYNC_PASSPHRASE": "seven quiet herons by the mill", **cloud.env})
+    source = work / "source"
+    subprocess.run(["cp", "-a", str(load), str(source)], check=True)
+    urls = [f"{name}:/{work.name}?name={name}", *(f"file://{work}/{disk}?name={disk}" for disk in ("disk-1", "disk-2"))]
+    init = ["init", str(source), "--name", work.name, *(word for url in urls for word in ("--backend", url))]
+    out = {"init": run(init, cloud, env, work)}
+    at = ["-C", str(source)]
+    out["push"] = run([*at, "push"], cloud, env, work)
+    if with_one:
+        (source / "one more").write_bytes(b"one more line of text\n" * 100)
+        out["push one more"] = run([*at, "push"], cloud, env, work)
+        out["pull nothing"] = run([*at, "pull"], cloud, env, work)
+        out["status"] = run([*at, "status"], cloud, env, work)
+    return out
+
+
+def run(words: list[str], cloud: Cloud, env: dict[str, str], work: Path) -> Figures:
+    cloud.standin.take_log()
+    argv = [sys.executable, "-m", "metasync", *words]
+    usage = measured(argv, env, cwd=work, log=work / "log", timeout_s=TIMEOUT_S)
+    if usage.exit_code:
+        raise RuntimeError(f"{words[0]}: exit {usage.exit_code}\n{usage.output[-1500:]}")
+    log = cloud.standin.take_log()
+    requests = Counter(exchange.request.path.rpartition("/")[2] for exchange in log)
+    return Figures(requests, sum(len(e.request.body) for e in log), sum(e.answer_bytes for e in log), usage.cpu_s)
+
+
+_SINGLE = """
+import json, os, statistics, sys, time
+from metasync.backends.registry import open_backend, parse_url
+from metasync.errors import NotFoundError
+calls = int(sys.argv[2])
+begun = time.process_time()
+b = open_backend(parse_url(sys.argv[1]), create_root=False)
+opened = time.process_time()
+b.put("d/small", b"x" * 1024)
+first = time.process_time()
+large = os.urandom(4 << 20)
+b.put("large", large)
+def absent():
+    try:
+        b.get("d/none", max_bytes=99)
+    except NotFoundError:
+        pass
+names = iter(range(10**9))
+rows = {"open": (opened - begun) * 1e3, "first call": (first - opened) * 1e3}
+for name, call, count in (
+    ("get 1 KiB", lambda: b.get("d/small", max_bytes=4096), calls),
+    ("get absent", absent, calls),
+    ("stat", lambda: b.stat("d/small"), calls),
+    ("create 1 KiB", lambda: b.create(f"c/{next(names)}", b"x" * 1024), calls),
+    ("list 1", lambda: b.list("d"), calls),
+    ("get 4 MiB", lambda: b.get("large", max_bytes=4 << 20), max(1, calls // 20)),
+    ("put 4 MiB", lambda: b.put("large", large), max(1, calls // 20)),
+):
+    call()
+    rounds = []
+    for _ in range(5):
+        before = time.process_time()
+        for _ in range(count):
+            call()
+        rounds.append((time.process_time() - before) / count * 1e3)
+    rows[name] = statistics.median(rounds)
+print(json.dumps(rows))
+"""
+
+
+def single_calls(name: str, cloud: Cloud, work: Path, calls: int) -> dict[str, float]:
+    """Milliseconds of the client's CPU a call; `open` and `first call` once, with what they load."""
+    argv = [sys.executable, "-c", _SINGLE, f"{name}:/single", str(calls)]
+    env = child_environment(work, cloud.env)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def line(name: str, size: int, what: str, f: Figures) -> str:
+    kinds = ", ".join(f"{count} {path}" for path, count in f.requests.most_common())
+    moved = f"{f.up_bytes / 1e6:.3f} | {f.down_bytes / 1e6:.3f}"
+    return f"| {name} | {size:,} | {what} | {f.requests.total()} | {moved} | {f.cpu_s:.2f} | {kinds} |"
+
+
+HEAD = (
+    "| provider | files | command | requests | up, MB | down, MB | client CPU, s | of which |\n"
+    "| --- | ---: | --- | ---: | ---: | ---: | ---: | --- |"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(CLOUDS), help="clouds by the scheme of their URLs, with commas")
+    parser.add_argument("--files", default="1,70,15000", help="sizes of a push, of these")
+    parser.add_argument("--calls", type=int, default=CALLS, help="of each kind, for their CPU; 0 for none")
+    parser.add_argument("--linux", default="auto", metavar="auto|fetch|generated|PATH", help="see workloads.py")
+    parser.add_argument("--work", type=Path, default=workloads.default_work(), help="trees stay, the rest is deleted")
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    options = parser.parse_args()
+    sizes = {int(word) for word in options.files.split(",")}
+    if unknown := sizes - {1, *SIZES}:
+        parser.error(f"sizes are 1, 70 and 15000, not {sorted(unknown)}")
+    options.work.mkdir(parents=True, exist_ok=True)
+    needed = {size: name for size, name in SIZES.items() if size in sizes or (size == 70 and 1 in sizes)}
+    ready = {
+        load.name: load.path for load in workloads.ready([*needed.values()], options.work / "loads", options.linux)
+    }
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(BENCHMARKS.parents[1] / "metasync")], check=True)
+    figures: dict[str, Any] = {}
+    print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory(prefix="clouds-", dir=options.work) as scratch:
+        for name in options.only.split(","):
+            root = Path(scratch) / name
+            root.mkdir()
+            with CLOUDS[name](root / "config") as cloud:
+                for size, load in needed.items():
+                    found = commands(
+                        name, cloud, ready[load], root / f"files-{size}", with_one=size == 70 and 1 in sizes
+                    )
+                    for what, f in found.items():
+                        print(line(name, size, what, f), flush=True)
+                    figures[f"{name} {size}"] = {what: vars(f) for what, f in found.items()}
+                subprocess.run(["rm", "-rf", *map(str, root.glob("files-*"))], check=True)
+                print(f"\n{name}: published limits: {cloud.limits}")
+                if options.calls:
+                    cloud.standin.take_log()
+                    figures[f"{name} calls"] = rows = single_calls(name, cloud, root, options.calls)
+                    print(f"{name}, ms of CPU: " + ", ".join(f"{what} {ms:.2f}" for what, ms in rows.items()))
+    if options.out:
+        options.out.write_text(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
