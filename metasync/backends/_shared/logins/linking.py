@@ -180,9 +180,9 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         assert isinstance(server, _Server)
-        parts = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         attempt = server.attempt
-        if attempt is None or parts.path != (urlsplit(attempt.redirect).path or "/"):
+        if attempt is None or path != (urlsplit(attempt.redirect).path or "/"):
             self._say(404, "There is nothing here.")
             return
         with server.lock:
@@ -190,7 +190,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._say(404, "There is nothing here.")
                 return
             try:
-                found: str | BackendError | None = attempt.code_of(parse_qs(parts.query))
+                found: str | BackendError | None = attempt.code_of(parse_qs(query))
             except RefusedError as error:
                 found = error
             if found is None:

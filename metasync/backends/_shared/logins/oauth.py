@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -241,7 +241,7 @@ class DeviceCode:
 
     url: str
     shown: str
-    code: str
+    code: str = field(repr=False)
     every_s: float
     ends_at: float
 
