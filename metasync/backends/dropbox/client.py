@@ -35,6 +35,7 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "malformed_path": ("Dropbox does not take this path", "Name another folder in the URL."),
     "unsupported_content_type": ("it is no file", "Look what lies there, on dropbox.com."),
     "not_file": ("it is no file", "Look what lies there, on dropbox.com."),
+    "upload_traffic_limit_reached": ("the account has uploaded as much as it may", "Ask Dropbox how much that is."),
     "payload_too_large": ("it is too large for one upload", ""),
     "encryption_not_supported": ("the folder is encrypted by Dropbox, and no app can write there", "Name another."),
     "too_many_files": ("it has too many files for one call", ""),
@@ -146,7 +147,7 @@ def _of_tags(attempt: str, tags: list[str]) -> BackendError:
         error = ConflictError(f"{attempt}: a {last} is in the way", next_step="Look what lies there, on dropbox.com.")
         error.kind = last
         return error
-    if last == "insufficient_space":
+    if last.endswith("insufficient_space"):  # the account's, a team folder's, or a member's
         return FullError(f"{attempt}: the account has no space left", next_step="Free some space, or get more.")
     if last == "too_many_write_operations":
         return BackendError(f"{attempt}: others are writing to this account", retry_after_s=SILENT_S)
