@@ -387,37 +387,41 @@ RENEWING = """
 import sys
 from metasync.backends._shared.logins import open_login
 login = open_login(sys.argv[1], None)
-for _ in range(int(sys.argv[2])):
+for count in range(1, int(sys.argv[2]) + 1):
     token = login.token()
     token = login.renewed(token)
     print(token, flush=True)
+    if count == int(sys.argv[3]):
+        sys.stdin.readline()  # here it is killed, between two renewals
 """
 
 
-def _renewing(provider: str, times: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", RENEWING, provider, str(times)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _renewing(provider: str, times: int, pause: int) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", RENEWING, provider, str(times), str(pause)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def _two_processes(standin: Standin, times: int, kill_every: int) -> None:
-    """Two processes renew `times` each, and one of them is killed now and then between two renewals."""
+    """Two processes renew `times` each, and one of them is killed now and then: at Box between two renewals, where
+    tokens are taken once, else anywhere."""
     standin.linked()
     name = standin.provider.name
-    other = _renewing(name, times)
+    other = _renewing(name, times, 0)
     done = 0
     while done < times:
-        process = _renewing(name, times - done)
-        assert process.stdout is not None and process.stderr is not None
+        process = _renewing(name, times - done, kill_every if standin.provider.single_use else 0)
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         for count, line in enumerate(process.stdout, start=1):
             assert line.startswith("access-")
             done += 1
-            if count == kill_every and not standin.provider.single_use:  # else it may be between an answer and its file
+            if count == kill_every:
                 process.send_signal(signal.SIGKILL)
                 break
         process.wait(60)
         assert process.stderr.read() == ""
-        process.stdout.close()
-        process.stderr.close()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
     _, said = other.communicate(timeout=600)
     assert (other.returncode, said) == (0, "")
     logins.forget_open()
@@ -472,14 +476,16 @@ from metasync.terminal import interrupt
 login = open_login(sys.argv[1], None)
 login.token()  # renews in the background
 sys.stdin.readline()
-interrupt.end(0)
+if sys.argv[2] == "command":
+    interrupt.end(0)
 """
 
 
-def test_a_command_that_ends_waits_for_a_renewal_that_is_under_way(box: Standin) -> None:
+@pytest.mark.parametrize("kind", ["command", "program"])
+def test_a_process_that_ends_waits_for_a_renewal_that_is_under_way(box: Standin, kind: str) -> None:
     box.linked(left_s=300.0)
     box.switches.hold = threading.Event()
-    ending = subprocess.Popen([sys.executable, "-c", ENDING, "box"], stdin=subprocess.PIPE, text=True)
+    ending = subprocess.Popen([sys.executable, "-c", ENDING, "box", kind], stdin=subprocess.PIPE, text=True)
     assert box.switches.held.wait(60)
     assert ending.stdin is not None
     ending.stdin.write("\n")

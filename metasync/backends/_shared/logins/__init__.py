@@ -11,6 +11,7 @@ afterwards what happened.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -21,13 +22,16 @@ from typing import Final
 from metasync.backends._shared.logins import oauth
 from metasync.backends._shared.logins.kept import Grant, Place, place_of
 from metasync.errors import BackendError, RefusedError, UnreachableError
-from metasync.runtime.threads import unbroken
+from metasync.runtime.threads import await_unbroken, unbroken
 
 _LATE_S: Final = 20.0  # a token that has less left is not shown: a request takes its time, and clocks differ
 _AGAIN_S: Final = 5.0  # after a renewal that failed: until then the failure is told again, and nobody is asked
 
+_LAST_S: Final = 10.0  # for a renewal under way, when the process ends
+
 _open: dict[Path, Login] = {}  # one for all backends of a process
 _open_lock = threading.Lock()
+atexit.register(await_unbroken, _LAST_S)  # a program that uses the library; a command ends by `interrupt.end`
 
 
 class Login:
