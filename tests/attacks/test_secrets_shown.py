@@ -30,6 +30,7 @@ NO_SECRETS = {  # which a name makes look like one
     ("Recall", "key"): "the same",
     ("_Run", "key"): "the name of a task",
     ("RotationReport", "new_passphrase"): "whether there is one",
+    ("Provider", "token"): "the address of a token endpoint",
     ("Recipient", "key"): "a public key, or the id of one",
 }
 

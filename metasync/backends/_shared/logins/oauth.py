@@ -143,10 +143,7 @@ class Client:
     """An app that is registered with a provider. `secret`: "" where it has none."""
 
     id: str
-    secret: str = ""
-
-    def __repr__(self) -> str:
-        return f"Client({self.id})"
+    secret: str = field(default="", repr=False)
 
 
 class EndedError(RefusedError):
