@@ -32,6 +32,7 @@ MIXES: dict[str, tuple[Form, ...]] = {
 ONE_OF_EACH = MIXES["1 log 2 blocks"]
 
 
+@pytest.mark.long
 def test_log_form_over_a_racing_store_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all else here is for: the same stores, used as if their create were atomic."""
 
@@ -93,11 +94,13 @@ def not_after(*kinds: Kind) -> Callable[..., Task]:
     return append
 
 
+@pytest.mark.long
 def test_mutant_no_read_after_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockAcceptor, "append", not_after(Kind.PREPARE))
     assert caught()
 
 
+@pytest.mark.long
 def test_mutant_no_read_after_an_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockAcceptor, "append", not_after(Kind.ACCEPT))
     assert caught()

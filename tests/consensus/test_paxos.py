@@ -380,6 +380,7 @@ def test_mutant_incarnation_reused(reused: bool) -> None:
         assert world.do(third).state == decided.state
 
 
+@pytest.mark.long
 def test_mutant_births_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "birth_matches", lambda data, place, digest: True)
 

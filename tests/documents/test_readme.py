@@ -41,7 +41,8 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 HOWTO = [p for p in sorted((ROOT / "docs" / "howto").glob("*.md")) if "```console" in p.read_text()]
 PAGES = [
-    *("README.md", "docs/tutorial.md", "docs/compare.md"),
+    "README.md",
+    *(pytest.param(page, marks=pytest.mark.pages) for page in ("docs/tutorial.md", "docs/compare.md")),
     *(pytest.param(f"docs/howto/{p.name}", marks=pytest.mark.pages) for p in HOWTO),
 ]
 

@@ -51,10 +51,9 @@ def test_the_same_seed_is_the_same_run_in_any_process() -> None:
     here = Play(make_plan(3)).run()
     assert here.failure == ""
     code = "from simulation import Play, make_plan\nprint(Play(make_plan(3)).run().trace)"
-    for hashes in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == [here.trace]
+    env = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [here.trace]
 
 
 def test_nothing_of_the_product_is_exchanged_but_for_mutants_floors_and_what_draws_by_itself() -> None:
@@ -128,6 +127,7 @@ def test_a_scenario_shows_a_broken_rule_and_nothing_else(name: str) -> None:
     pytest.fail(f"{name} is not caught")
 
 
+@pytest.mark.long
 def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
     """Some mutants break several rules, because each suffices alone: without the one they are named for all is well."""
     for name, others in (
@@ -144,6 +144,7 @@ def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
             assert Play(plan).run().failure == "", name
 
 
+@pytest.mark.long
 def test_the_table_of_mutants_tells_those_that_are_not_caught(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +274,7 @@ def shrinks(plan: Plan, why: str) -> bool:
     return any(simulator.kind_of(Play(p).run().failure) == simulator.kind_of(why) for p in smaller)
 
 
+@pytest.mark.long
 def test_a_failing_seed_is_told_shrunk_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

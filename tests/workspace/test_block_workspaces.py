@@ -44,6 +44,7 @@ def test_devices_push_at_once(racing: Lab, devices: int) -> None:
     assert len({item.version for item in crew[0].log()}) == len(messages)
 
 
+@pytest.mark.long
 def test_racing_stores_used_in_log_form_break(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stores can fail: what they are for in this file."""
     race(lab, monkeypatch, "log")
