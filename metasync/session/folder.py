@@ -145,6 +145,11 @@ def folder_above(directory: str | os.PathLike[str]) -> Path:
     if not start.is_dir():
         why = "it is no directory" if start.exists() else "there is no such directory"
         raise WorkspaceError(f"{start} is not in a MetaSync workspace: {why}", next_step="Check the path.")
+    if (start / STATE_DIR).is_dir():
+        raise WorkspaceError(
+            f"{start}: the local state of this workspace is gone: there is no {STATE_DIR}/{DB_FILE}",
+            next_step=CLONE_ANEW,
+        )
     raise WorkspaceError(
         f"{start} is not in a MetaSync workspace",
         next_step="`metasync init` makes one here; `metasync clone` brings one here.",
