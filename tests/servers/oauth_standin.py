@@ -120,7 +120,7 @@ class Standin:
         p = self.provider
         if method == "GET" and parts.path == urlsplit(p.authorize).path:
             return self._authorize(query)
-        if method == "POST" and parts.path == urlsplit(p.token).path:
+        if method == "POST" and parts.path == urlsplit(p.tokens).path:
             return self._token(form, headers)
         if method == "POST" and p.device and parts.path == urlsplit(p.device).path:
             return self._device(form)

@@ -48,7 +48,7 @@ class Provider:
     name: str
     title: str
     authorize: str
-    token: str
+    tokens: str
     scope: str
     redirect: str
     app: str
@@ -129,13 +129,10 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
 class Tokens:
     """What a token endpoint gave. `refresh` is "" where the one before goes on. Times are seconds since 1970."""
 
-    access: str
-    refresh: str
+    access: str = field(repr=False)
+    refresh: str = field(repr=False)
     ends_at: float
     renew_at: float
-
-    def __repr__(self) -> str:
-        return f"Tokens(ends_at={self.ends_at:.0f})"
 
 
 @dataclass(frozen=True)
@@ -285,7 +282,7 @@ def _answered(provider: Provider, client: Client, form: Mapping[str, str]) -> di
     own = {**form, "client_id": client.id}
     if client.secret:
         own["client_secret"] = client.secret
-    return _object(provider, _posted(provider, provider.token, own))
+    return _object(provider, _posted(provider, provider.tokens, own))
 
 
 def _posted(provider: Provider, url: str, form: Mapping[str, str]) -> Answer:
