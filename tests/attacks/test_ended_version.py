@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from attack_kit import spoil
 from forger_kit import Forger
+from paxos_world import change
 from test_votes import Place
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
@@ -169,17 +170,41 @@ def test_so_it_is_in_block_form(how: str, forms: dict[str, Form], monkeypatch: p
     assert p.world.do(p.group(3, 1).get_recent(p.x), {}) == record.first
 
 
+@pytest.mark.parametrize("on", ["b", "abc"])
+@pytest.mark.parametrize(
+    "forms", [{"a": "block", "b": "block", "c": "block"}, {"a": "log", "b": "block", "c": "block"}]
+)
+def test_two_values_of_one_device_in_one_round_stop_nobody(forms: dict[str, Form], on: str) -> None:
+    """In block form the liar writes two values into one of its rounds, one after the other in its own blocks. The first
+    counts, for everybody: the others go on, and are told who it was. It had stopped them all with `ForkError`."""
+    p = Place(forms=forms)
+    p.forger.tell(p.x, p.names, Kind.PREPARE, p.forger.round(1))
+    lies = [p.forger.lie(p.x, op) for op in (b"one-", b"two-")]
+    for lie in lies:
+        p.forger.tell(p.x, on, Kind.ACCEPT, p.forger.round(1), lie)
+    group = p.group(2, 1)
+    decided = p.world.do(group.propose(p.x, lambda: change(b"y" * 16)), {})
+    assert decided.state == lies[0], "it was accepted first, and is finished"
+    newest = p.world.do(group.get_recent(p.x), {})
+    again = p.world.do(group.propose(newest, lambda: change(b"z" * 16)), {})
+    assert again.mine
+    assert p.world.do(p.group(3, 0).get_recent(p.x), {}) == again.state
+    me = p.ws.identities[p.forger.device].device_id
+    assert "two values" in group.take_void_values()[me, p.x.v + 1]
+
+
 def test_two_values_in_one_round_have_a_way_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In block form the liar writes two values into one of its rounds, on one backend, at which everybody stops; where
-    one backend may lie, it does so by logs, each value on two of four."""
+    """In block form two devices lie together: they write two values into one round, on one backend, at which everybody
+    stops. Where one backend may lie, one device does so by logs, each value on two of four."""
     for p, places in (
         (Place(forms={"a": "block", "b": "block", "c": "block"}), ("a", "a")),
         (Place(4, 1), ("ab", "cd")),
     ):
         p.forger.tell(p.x, p.names, Kind.PREPARE, p.forger.round(1))
         lies = [p.forger.lie(p.x, op) for op in (b"one-", b"two-")]
-        for names, lie in zip(places, lies, strict=True):
-            p.forger.tell(p.x, names, Kind.ACCEPT, p.forger.round(1), lie)
+        for n, (names, lie) in enumerate(zip(places, lies, strict=True)):
+            liar = Forger(p.world, p.ws, 0, p.forger.incarnation) if n and places == ("a", "a") else p.forger
+            liar.tell(p.x, names, Kind.ACCEPT, p.forger.round(1), lie)
         with pytest.raises(ForkError, match="two values were proposed in one round") as e:
             p.push(p.group(2, 1), p.x, b"y")
         assert "metasync recover" in e.value.next_step

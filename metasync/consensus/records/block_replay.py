@@ -57,7 +57,7 @@ class Blocks(Replay):
 
     `promised`: the highest round seen: nothing below it is promised or counted any more; `accepted`: counted or not.
     `votes`: those counted. `shut`: closed, and a complete read since then shows what was accepted before. `clash`: two
-    values in one round.
+    values in one round, in the chains of two devices. In one chain the first counts, as all readers see it first.
     """
 
     def __init__(self, keys: WorkspaceKeys, rules: ValueRules, acceptor_id: bytes) -> None:
@@ -68,6 +68,7 @@ class Blocks(Replay):
         self.clash = False
         self._told: dict[bytes, State] = {}  # by each device's DECIDED; without an ACCEPT of it here, nothing
         self._accepts: dict[Round, State] = {}
+        self._first: dict[tuple[bytes, Round], State] = {}  # by device: the value that it accepted in a round
         self._granted: set[Round] = set()
         self._settled = NEVER  # the highest round that a complete read has followed
 
@@ -169,7 +170,17 @@ class Blocks(Replay):
         signed = open_block(
             self.keys, data, base=self.base, acceptor_id=self.acceptor_id, v=self.v, device_id=device_id, idx=idx
         )
-        return self.checked(signed, self.devices.key_of(device_id), last)
+        entry = self.checked(signed, self.devices.key_of(device_id), last)
+        value = entry.value
+        if (
+            value is not None
+            and entry.kind is Kind.ACCEPT
+            and self._first.setdefault((device_id, entry.round), value) != value
+        ):
+            why = "it accepted two values in one round"
+            self.void_values.append((device_id, why))
+            raise VoidError(entry, why)
+        return entry
 
     def _apply(self, entry: Entry) -> None:
         rnd, value = entry.round, entry.value
