@@ -280,7 +280,7 @@ class _Collection:
         rest = (one for n, one in enumerate(base.segments) if n not in set(whole))
         anew = (collection.rewritten(one, stays, found.marked) for one in rest)
         own = self.upload.index_segments() if self.upload is not None else iter(())
-        if not found.plan.gone and len(whole) == len(base.segments):
+        if len(whole) == len(base.segments):
             return []
         new: Iterator[IndexSegment] = chain((one for one in anew if one is not None), own)
         refs = s.indexes.replace(base.state, base.root, base.segments, whole, new)

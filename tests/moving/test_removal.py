@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.config import DEAD_TAG, decode_config
 from metasync.errors import UnreachableError, UsageError
+from metasync.moving import removal, wipe
+from metasync.reports.backends import BackendChange
 from metasync.store import moves
 from metasync.terminal import prompt
 from metasync.testing.quota import Quota
@@ -175,3 +181,45 @@ def test_an_id_of_an_agreed_backend_is_not_taken_for_dead(lab: Lab) -> None:
     assert decode_config(again.encode()).dead == frozenset()
     assert moves.without(gone, two).dead == {one, two}
     assert moves.trimmed(gone).dead == frozenset()
+
+
+# ---- step by step
+
+
+@pytest.mark.parametrize("left", ["", "packs", "waiting", "lost"])
+def test_a_backend_goes_when_all_that_it_holds_was_moved(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    """Nothing still to come, nobody who did not answer, and no pack that cannot be had."""
+    report = SimpleNamespace(
+        left=SimpleNamespace(packs=int(left == "packs")),
+        waiting=(("b", "b: busy"),) * (left == "waiting"),
+        lost=("a pack",) * (left == "lost"),
+    )
+    monkeypatch.setattr(removal, "rebalance", lambda _: report)
+    work: Any = None
+    if not left:
+        removal._moved(work, "a")
+        return
+    with pytest.raises(UnreachableError, match="b: busy" if left == "waiting" else "cannot be had intact"):
+        removal._moved(work, "a")
+
+
+@pytest.mark.parametrize("is_in", [True, False])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_backend_is_removed_and_emptied_once_and_a_dry_run_does_neither(
+    monkeypatch: pytest.MonkeyPatch, is_in: bool, dry_run: bool
+) -> None:
+    """One that was removed already, by a run that was interrupted, is emptied."""
+    did: list[str] = []
+    done = BackendChange("a", 3, "", dry_run=False, before="", after="", voting=1, storing=1)
+    for place, name, says in (
+        (removal, "remove", "remove"), (removal, "unchanged", "unchanged"), (removal, "_moved", "move"),
+        (wipe, "begin", "note"), (wipe, "wipe", "wipe"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, lambda *_, says=says, **__: did.append(says) or done)
+    connections = SimpleNamespace(agreed_names={"a"} if is_in else set())
+    work: Any = SimpleNamespace(connections=connections, session=lambda _: contextlib.nullcontext())
+    removal._remove_and_wipe(work, "a", passphrase=None, dry_run=dry_run)
+    if dry_run:
+        assert did == (["remove"] if is_in else ["note", "unchanged"])
+    else:
+        assert did == ["note", "remove" if is_in else "unchanged", "move", "wipe"]

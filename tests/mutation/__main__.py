@@ -68,8 +68,15 @@ ROOMS: Final = {
         ("worktree", "checkout", "local", *_WHOLE),
     ),
     "erasing": Room(
-        ("metasync.maintenance.sweep", "metasync.moving.surplus", "metasync.moving.wipe"),
-        ("maintenance", "moving"),
+        (
+            "metasync.maintenance.collect",
+            "metasync.maintenance.sweep",
+            "metasync.moving.removal",
+            "metasync.moving.surplus",
+            "metasync.moving.wipe",
+            "metasync.session.witnesses",
+        ),
+        ("maintenance", "moving", "session"),
     ),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
