@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from metasync.backends.api import Backend, Inventories, Inventory, Item, Listed, TellsDigests, TellsSpace
+from metasync.backends.api import Backend, Inventories, Inventory, Item, Listed, TellsDigests, TellsSpace, Watches
 from metasync.backends.digests import KINDS, digest_of
 from metasync.backends.names import is_name
 from metasync.errors import NotFoundError, RefusedError
@@ -29,6 +29,7 @@ from metasync.testing.race import WRITERS
 _PART_CHARS = 200  # the longest name of one object or folder (`names`)
 _MANY = 1 << 20
 _PAGES_MAX = 100
+_WATCH_S = 30.0  # what a store may take at least for a watch; a change that is there already ends it
 _LATE_S = 1.0  # a list that is later than this is worth a word
 NAMES = (
     *("a", "b", "0", "-", "_", "...", ".a", "a.", "a-b", "a.b", "a_b", "a..b", "-rf", "aa", "ab", "con", "nul.txt"),
@@ -330,6 +331,30 @@ def check_inventory(bench: Bench, base: str) -> None:
     expect_error(NotFoundError, "inventory by a cursor that nobody gave", lambda: b.inventory(f"{base}/in", "no-such"))
 
 
+def check_watch(bench: Bench, base: str) -> None:
+    b = bench.open()
+    if not isinstance(b, Watches):
+        raise NotShownError("this store cannot be watched")
+    b.put(f"{base}/in/a", b"1")
+    begun = b.watch(f"{base}/in", "", _WATCH_S)
+    expect(begun.changed and begun.cursor != "", "a watch that begins gives no cursor, or says that nothing changed")
+    cursor = begun.cursor
+
+    def told() -> bool:
+        nonlocal cursor
+        ended = b.watch(f"{base}/in", cursor, _WATCH_S)
+        cursor = ended.cursor
+        return ended.changed
+
+    b.put(f"{base}/in/f/b", b"2")
+    expect(soon(bench, told) is not None, "a watch does not end with a put since its cursor")
+    b.delete(f"{base}/in/a")
+    expect(soon(bench, told) is not None, "a watch does not end with a delete since its cursor")
+    expect_error(
+        NotFoundError, "watch by a cursor that nobody gave", lambda: b.watch(f"{base}/in", "no-such", _WATCH_S)
+    )
+
+
 def check_closed(bench: Bench, base: str) -> None:
     """A closed backend may work or raise; what it must not do is look like an empty store."""
     b, other, path = bench.open(), bench.open(), f"{base}/a"
@@ -414,6 +439,9 @@ CHECKS = (
           "says without a download what an object's bytes hash to", "data", check_digest, ("put",)),
     Check("inventory", "an inventory shows what lies below a folder, and a feed what has changed since",
           "lists all that is below a folder, however deep", "data", check_inventory, ("put", "delete")),
+    Check("watch", "a watch ends with what changed below a folder since its cursor",
+          "Waits until something below a folder, which is not the root, changes", "data", check_watch,
+          ("put", "delete")),
     Check("closed", "a closed backend does not look empty, and disturbs no other",
           "Gives connections back. Further calls are an error of ours.", "data", check_closed, ("put",)),
     Check("create-taken", "create of a taken name answers False and changes nothing",

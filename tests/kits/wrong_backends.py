@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metasync.backends.api import Digest, DigestKind, Inventory, Listed, LogForm
+from metasync.backends.api import Change, Digest, DigestKind, Inventory, Listed, LogForm
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.errors import BackendError, NotFoundError, RefusedError
@@ -472,6 +472,35 @@ class FeedTakesAnyCursor(Right):
             return super().inventory(path, cursor)
         except NotFoundError:
             return Inventory((), cursor, False)
+
+
+class Watched(Right):
+    """Sound: by its feed, without waiting."""
+
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        page = self.inventory(path, cursor)
+        while page.more:
+            page = self.inventory(path, page.cursor)
+        return Change(page.cursor, not cursor or bool(page.items))
+
+
+class WatchMissesDeletes(Watched):
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        page = self.inventory(path, cursor)
+        return Change(page.cursor, not cursor or any(item.size is not None for item in page.items))
+
+
+class WatchBeginsWithNothing(Watched):
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        return super().watch(path, cursor, timeout_s)._replace(cursor="")
+
+
+class WatchTakesAnyCursor(Watched):
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        try:
+            return super().watch(path, cursor, timeout_s)
+        except NotFoundError:
+            return Change(cursor, False)
 
 
 class InventoryTellsOldSizes(Right):

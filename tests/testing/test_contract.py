@@ -95,6 +95,9 @@ WRONG: dict[type[wrong.Right], tuple[str, str, str]] = {
     wrong.InventoryTellsOldSizes: ("inventory", "", DATA),
     wrong.FeedForgetsWhatIsGone: ("inventory", "", DATA),
     wrong.FeedTakesAnyCursor: ("inventory", "", DATA),
+    wrong.WatchMissesDeletes: ("watch", "", DATA),
+    wrong.WatchBeginsWithNothing: ("watch", "", DATA),
+    wrong.WatchTakesAnyCursor: ("watch", "", DATA),
     wrong.EmptyWhenClosed: ("closed", "", DATA),
     wrong.ClosesAll: ("closed", "big-taken", DATA),
 }
@@ -120,6 +123,10 @@ def test_a_wrong_backend_fails_the_check_that_is_meant_for_it(kind: type[wrong.R
     assert report.verdict == said, report.reasons
     for name in meant.split():
         assert any(reason.startswith(f"{name}: ") for reason in report.reasons)
+
+
+def test_a_store_that_can_be_watched() -> None:
+    assert try_check(BY_NAME["watch"], store_of(wrong.Watched), "scratch", scale=SMALL).result == "passed"
 
 
 @pytest.mark.parametrize("kind", FOLDERS, ids=lambda kind: kind.__name__)
@@ -149,7 +156,7 @@ def test_a_right_store_may_vote(kind: type) -> None:
     assert not shared.store.objects
     assert [o.name for o in report.checks] == [check.name for check in CHECKS]
     skipped = {o.name for o in report.checks if o.result == "skipped"}
-    assert skipped == {"space", "digest", "interrupted-create", "interrupted-put", "lost-reply"}
+    assert skipped == {"space", "digest", "watch", "interrupted-create", "interrupted-put", "lost-reply"}
     assert any("one process" in o.why and "this process only" in o.why for o in report.checks if o.name == "race")
     assert any("interrupted-create" in note and "this process only" in note for note in report.notes)
     assert any("quick" in note for note in report.notes), "a quick run says that it was quick"
@@ -526,7 +533,7 @@ def test_what_no_list_shows_is_removed_as_well() -> None:
 def test_what_another_process_stored_is_removed_as_well(tmp_path: Path) -> None:
     report = run(Store.at(f"file://{tmp_path}"), "scratch", scale=replace(SMALL, kills=2))
     assert report.verdict == "may vote", report.reasons
-    assert [o.name for o in report.checks if o.result == "skipped"] == ["digest"]
+    assert [o.name for o in report.checks if o.result == "skipped"] == ["digest", "watch"]
     assert os.listdir(tmp_path) == [], "with folders and half-written objects"
     assert report.free_bytes is not None
 
