@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import secrets
 import threading
+from bisect import bisect_right
 from typing import ClassVar, Final
 
 from metasync.backends.api import BackendUrl, Inventory, Item, Listed, LogForm
@@ -28,6 +28,14 @@ class MemoryStore:
         self.token = secrets.token_hex(16)
         self.changes: list[str] = []
         self.forgotten = 0
+        self._sorted: tuple[int, list[str]] = (-1, [])  # all paths, after how many changes
+
+    def sorted_paths(self) -> list[str]:
+        """All paths. A listing without writes beside it sorts them once."""
+        count = self.forgotten + len(self.changes)
+        if self._sorted[0] != count:
+            self._sorted = count, sorted(self.objects)
+        return self._sorted[1]
 
     def keep(self, path: str, data: bytes) -> None:
         self.objects[path] = data
@@ -140,8 +148,9 @@ class MemoryBackend:
                 told = (p for p in dict.fromkeys(since) if p.startswith(top))
                 return Inventory(tuple(self._item(p, top) for p in told), str(upto), upto < now)
             number = number or str(now)
-            below = (p for p in self._store.objects if p.startswith(top) and p > top + last)
-            names = heapq.nsmallest(PAGE_ITEMS, below)
+            paths = self._store.sorted_paths()
+            at = bisect_right(paths, top + last)
+            names = [p for p in paths[at : at + PAGE_ITEMS] if p.startswith(top)]
             items = tuple(self._item(p, top) for p in names)
         more = len(names) == PAGE_ITEMS
         return Inventory(items, f"{number}:{items[-1].name}" if more else number, more)

@@ -102,7 +102,7 @@ def config_set(options: Options, key: str, value: str) -> None:
     cache-mb               megabytes of directories and history kept here at most, 64 or more; 1024 unless set
     scrub.days             so many days until every copy was read, where a store tells no digests (docs/howto/repair.md)
     special-modes          on: set-id and sticky bits of what others pushed are set here too (docs/howto/limits.md)
-    upkeep                 how long a push may move and mend data when its own work is done: 2s, off
+    upkeep                 how long a push may move, mend and check data when its own work is done: 2s, off
     The limits may be set for one backend: limit.up.NAME.
 
     \b

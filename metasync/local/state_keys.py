@@ -219,6 +219,7 @@ TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
 )
 WIPE_KEY: Final = Key("wipe", BYTES, None)  # ways to removed backends that are to be emptied: `moving.wipe`
 MENDING_KEY: Final = Key("mending", BYTES, None)  # names of packs with a bad copy: `transfer.wrong_copies`
+READING_KEY: Final = Key("reading", COUNT, None)  # when a push reads copies next, seconds since 1970: `moving.upkeep`
 UPKEEP_KEY: Final = Key("upkeep", COUNT, None)  # when upkeep is tried again, seconds since 1970: `moving.upkeep`
 MOVED_KEY: Final = Key("moved", BYTES, None)  # partitions whose packs lie where they belong: `maintenance.moved`
 SWEPT_KEY: Final = Key("swept", BYTES, None)  # the hash of a config under which no surplus copies were left

@@ -11,9 +11,11 @@ Scrubs of several devices, or processes, do not hurt each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import State
@@ -21,12 +23,12 @@ from metasync.errors import FormatError, UnreachableError
 from metasync.events import Phase
 from metasync.keys.derive import sha256
 from metasync.local import settings
-from metasync.local.state_keys import LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
+from metasync.local.state_keys import HUNG_KEY, LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
 from metasync.maintenance import check, scrub_record
 from metasync.maintenance.repair import repair
 from metasync.maintenance.scrub_record import DAY_NS, LATER_NS, is_within
 from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
-from metasync.runtime.effects import together
+from metasync.runtime.effects import Task, together
 from metasync.runtime.limits import SCRUB_DAYS
 from metasync.session import agreement
 from metasync.session.session import Agreed, Operations, Session
@@ -36,8 +38,9 @@ from metasync.store.inventory import Listing, Told
 from metasync.store.moves import Places
 from metasync.store.placement import PARTITION_BYTES, partition_of
 from metasync.sync.operations import changing
-from metasync.transfer import verify
+from metasync.transfer import verify, wrong_copies
 from metasync.transfer.copies import Place
+from metasync.transfer.estimates import Direction
 from metasync.transfer.inventories import Heard, changes, has_feed, heeding, listed
 
 if TYPE_CHECKING:
@@ -65,6 +68,18 @@ def scrub(work: Operations, *, full: bool = False, read_bytes_max: int | None = 
         return found.mended(s)
 
 
+def read_in_turn(work: Operations, left_s: Callable[[], float]) -> bool:
+    """Reads copies whose turn it is, while time is left. -> whether none is due any more.
+
+    What is wrong is noted, and made good by a later push. Nothing is listed, and no lock is held.
+    """
+    days = int(settings.read(work.settings_path).values.get(SCRUB_DAYS, READ_DAYS))
+    with work.session("scrub") as s:
+        found = _Scrub(s, full=False, read_ns=days * DAY_NS)
+        found.left_s = left_s
+        return found.read_in_turn()
+
+
 class _Scrub:
     """One look at all backends."""
 
@@ -74,6 +89,8 @@ class _Scrub:
         self.full = full
         self.read_ns = read_ns
         self.read_bytes_max: int | None = None
+        self.left_s: Callable[[], float] | None = None  # for what is read in turn
+        self.mute: set[str] = set()  # backends that tell no digests, as one of them was asked for
         self.read = self.bytes_read = 0
         self.state: State | None = None
         self.heard: list[Heard] = []
@@ -265,9 +282,27 @@ class _Scrub:
             suspects = {key: self.records[key] for h in self.heard for keys in h.wrong.values() for key in keys}
             self._look_at(self.s, agreed, list(suspects.values()))
 
+    def read_in_turn(self) -> bool:
+        """See `read_in_turn`."""
+        s = self.s
+        self.state = state = s.newest_state()
+        self.heard = self._begun({row.backend: row for row in s.db.records(LOOKS)})
+        hung = s.db.get(HUNG_KEY) or {}
+        due = [h for h in self.heard if self._is_to_read(h) and h.place.name not in hung]
+        scrub_record.hear(s, state, self.heard, due)
+        due = [h for h in due if self._is_to_read(h)]
+        if due:
+            self._read_copies(due, s.load(state))
+            wrong_copies.note(s.db, [f.record.name for f in self.findings if f.good])
+        self._note(s)
+        if not self.findings:
+            scrub_record.tell(s, state, self.heard)
+        return not any(map(self._is_to_read, due))
+
     def _read_due(self, h: Heard, packs: Iterable[PackRecord]) -> None:
+        """Reads the copies on a backend that are due, and notes up to where. It stops where a copy cannot be had."""
         assert h.told is not None
-        s, t, now = self.s, self.s.transfer, self.s.wall_ns()
+        t, now = self.s.transfer, self.s.wall_ns()
         elapsed = min(now - h.look.read_ns, self.read_ns)
         span = elapsed * inventory.CIRCLE // self.read_ns
         due = []
@@ -276,26 +311,53 @@ class _Scrub:
             if away < span and h.place.backend_id in t.placement.primary(p.name) and not h.told.has_digest(p.id):
                 due.append((away, p))
         due.sort(key=lambda one: one[0])
-        for some in (due[n : n + READ_AT_ONCE] for n in range(0, len(due), READ_AT_ONCE)):
-            tasks = {p.name.hex(): verify.check_copy(t, self._where(h, p), p, True, None) for _, p in some}
-            states: Mapping[str, verify.CopyState] = s.runtime.run(together(tasks))
-            for _, p in some:
-                state = states[p.name.hex()]
-                if state.unknown:  # it is away now: what is left is read the next time
-                    return
-                self.read += 1
-                self.bytes_read += state.bytes_read
-                if state.problem is not None:
-                    key = inventory.key_of(p.id)
-                    self.records[key] = p
-                    self.doubted.add(key)
-                    h.wrong.setdefault(partition_of(p.name, t.placement.partitions), []).append(key)
-            if self.read_bytes_max is not None and self.bytes_read >= self.read_bytes_max:
-                done = min(span, some[-1][0] + 1)
-                now, span = h.look.read_ns + elapsed * done // span, done
+        at = 0
+        while at < len(due) and (self.read_bytes_max is None or self.bytes_read < self.read_bytes_max):
+            some = self._in_time(h, [p for _, p in due[at : at + READ_AT_ONCE]])
+            states = self._copies(h, some)
+            if not states or any(state.unknown for state in states):  # the time is over, or it is away: the next time
                 break
+            at += len(some)
+            self.read += len(some)
+            self.bytes_read += sum(state.bytes_read for state in states)
+            for p in (p for p, state in zip(some, states, strict=True) if state.problem is not None):
+                key = inventory.key_of(p.id)
+                self.records[key] = p
+                self.doubted.add(key)
+                h.wrong.setdefault(partition_of(p.name, t.placement.partitions), []).append(key)
+        if at < len(due):
+            now, span = h.look.read_ns + elapsed * due[at][0] // span, due[at][0]
         h.look = h.look._replace(read_to=(h.look.read_to + span) % inventory.CIRCLE, read_ns=now)
         h.is_begun = h.is_to_tell = True
+
+    def _in_time(self, h: Heard, packs: Sequence[PackRecord]) -> Sequence[PackRecord]:
+        """The first of these packs, as many as arrive in the time that is left by what is known of the line."""
+        if self.left_s is None:
+            return packs
+        rate = self.s.estimates.of(h.place.name, Direction.DOWN).bytes_per_s or math.inf
+        sizes = accumulate(p.size for p in packs)
+        left_s = self.left_s()
+        return [p for p, size in zip(packs, sizes, strict=True) if 0 < left_s >= size / rate]
+
+    def _copies(self, h: Heard, packs: Sequence[PackRecord]) -> list[verify.CopyState]:
+        """The copies of these packs on a backend, as they were read. Empty: they took longer than the time left."""
+        if not packs:
+            return []
+        running = self.s.runtime.start(together({p.name.hex(): self._copy(h, p) for p in packs}))
+        if not self.s.runtime.wait([running], None if self.left_s is None else self.left_s()):
+            return []
+        states: Mapping[str, verify.CopyState] = running.result()
+        return [states[p.name.hex()] for p in packs]
+
+    def _copy(self, h: Heard, record: PackRecord) -> Task:
+        """Looks at a copy by all that it holds; by the digest that the store tells where it was not listed yet."""
+        t, where = self.s.transfer, self._where(h, record)
+        if not h.look.at_ns and h.place.name not in self.mute:
+            state = yield from verify.check_copy(t, where, record, False, None)
+            if state.how != "size" or state.problem is not None:
+                return state
+            self.mute.add(h.place.name)
+        return (yield from verify.check_copy(t, where, record, True, None))
 
     def _where(self, h: Heard, record: PackRecord) -> Place:
         """A backend with the storage ids in which a copy counts."""

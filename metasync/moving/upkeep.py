@@ -1,22 +1,24 @@
-"""What a push does for the workspace when its own work is done: moves data, and makes good what was noticed.
+"""What a push does for the workspace when its own work is done: moves data, makes good what was noticed, reads copies.
 
-Only where something is known to be displaced, or was noticed missing or damaged; else a push asks for nothing more.
-Data move for so many seconds at most, as `config set upkeep` has it: what is under way then is left, and a pack is
-begun only if it would arrive in time by what is known of the line. All steps are those of `rebalance`, which any number
-of devices may do at once. Where nothing could be done it is not tried again for a while. Surplus copies are left to
-`rebalance`.
+Only where something is known to be displaced, or was noticed missing or damaged, and about once a day for the copies
+that are read in turn (`maintenance.scrub`); else a push asks for nothing more. All of it has so many seconds, as
+`config set upkeep` has it: what is under way then is left, and a pack is begun only if it would arrive in time by what
+is known of the line. The steps are those of `rebalance` and `scrub`, which any number of devices may do at once. Where
+nothing could be done it is not tried again for a while. Surplus copies are left to `rebalance`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from metasync.errors import CancelledError, MetaSyncError
 from metasync.local import settings
-from metasync.local.state_keys import MENDING_KEY, UPKEEP_KEY
+from metasync.local.state_keys import MENDING_KEY, READING_KEY, UPKEEP_KEY
 from metasync.moving.rebalance import Deadline, Mover, Tally, rebalance
 from metasync.runtime.limits import OFF, UPKEEP, parse_duration
 from metasync.session.session import Operations
+from metasync.sync.operations import DAY_S, is_turn_to_read
 from metasync.transfer import wrong_copies
 
 BUDGET_S: Final = 2.0
@@ -24,20 +26,35 @@ AGAIN_S: Final = 600  # after a time that came to nothing
 
 
 def after_push(work: Operations) -> None:
-    """Moves and mends for a while. Failures are no failures of the push: whoever comes next goes on."""
+    """Moves, mends and reads for a while. Failures are no failures of the push: whoever comes next goes on."""
     said = settings.read(work.settings_path).values.get(UPKEEP)
     budget_s = BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)
-    c = work.connections
+    c, ends = work.connections, Deadline(budget_s)
     now_s = c.machine.wall_ns() // 1_000_000_000
-    if budget_s and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
-        did = False
-        try:
-            did = _keep_up(work, Deadline(budget_s))
-        except CancelledError:
-            raise
-        except MetaSyncError:
-            pass
+    has_work = c.config.prev_config is not None or c.db.has(MENDING_KEY)
+    if budget_s and has_work and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
+        did = _try(_keep_up, work, ends)
         c.db.set(UPKEEP_KEY, None if did else now_s + AGAIN_S)
+    if is_turn_to_read(c):
+        did = not budget_s or (not ends.is_over and _try(_read, work, ends))
+        c.db.set(READING_KEY, now_s + (DAY_S if did else AGAIN_S))
+
+
+def _try(step: Callable[[Operations, Deadline], bool], work: Operations, ends: Deadline) -> bool:
+    """-> what a step tells; False where it failed."""
+    try:
+        return step(work, ends)
+    except CancelledError:
+        raise
+    except MetaSyncError:
+        return False
+
+
+def _read(work: Operations, ends: Deadline) -> bool:
+    """-> whether no copy is due to be read any more."""
+    from metasync.maintenance.scrub import read_in_turn  # on most days' pushes nothing is due
+
+    return read_in_turn(work, lambda: ends.left_s)
 
 
 def _keep_up(work: Operations, ends: Deadline) -> bool:

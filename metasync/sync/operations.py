@@ -15,15 +15,26 @@ from typing import TYPE_CHECKING, Any, Final
 from metasync.errors import DamagedError
 from metasync.events import Notice
 from metasync.local.lock import GiveWay, Turns
-from metasync.local.state_keys import AGREED_MARK, INODES_KEY, MENDING_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
+from metasync.local.state_keys import (
+    AGREED_MARK,
+    INODES_KEY,
+    MENDING_KEY,
+    PLAN_KEY,
+    READING_KEY,
+    REPLACED,
+    UNFINISHED_KEY,
+    Conflict,
+)
 from metasync.session import agreement
 from metasync.session.session import Operations, Session
 from metasync.sync import no_change
 
 if TYPE_CHECKING:
     from metasync.reports.sync import PullReport, PushReport
+    from metasync.session.connections import Connections
 
 SYNC_ROUNDS_MAX: Final = 10
+DAY_S: Final = 86_400
 
 
 class Lazy:
@@ -83,9 +94,18 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
                 work.connections.close()  # what they know may be old by now
             first = False
     c = work.connections
-    if not dry_run and (c.config.prev_config is not None or c.db.has(MENDING_KEY)):
+    if not dry_run and (c.config.prev_config is not None or c.db.has(MENDING_KEY) or is_turn_to_read(c)):
         work.upkeep()
     return report
+
+
+def is_turn_to_read(c: Connections) -> bool:
+    """Whether a push of this device is to read copies at its end: about once a day, and not on the first day."""
+    at, now_s = c.db.get(READING_KEY), c.machine.wall_ns() // 1_000_000_000
+    if at is None:
+        c.db.set(READING_KEY, now_s + DAY_S)
+        return False
+    return not 0 < at - now_s <= DAY_S  # further ahead: a clock was wrong
 
 
 def _push(
