@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final, TypeVar
 
+from metasync.backends._shared.http import MOST_S
 from metasync.backends._shared.race_probe import create_by, keeps_creates
 from metasync.backends._shared.urls import byte_range
 from metasync.backends.api import BackendUrl, Change, Digest, DigestKind, Inventory, Item, Listed, LogForm, Space
@@ -29,6 +30,7 @@ ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after someth
 _PART_CHARS_MAX: Final = 200
 _PART: Final = re.compile(r'[^\0-\x1f\x7f/\\:?*"<>|]{1,200}')  # what all of Dropbox's clients take
 _ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
 _CURSOR: Final = re.compile(r"[!-~]{1,4000}")
 _WATCH_S: Final = (30, 480)  # that Dropbox takes
 _WATCH_LATE_S: Final = 90 + 60  # what Dropbox adds at random, and what a line may add
@@ -212,7 +214,7 @@ class DropboxBackend:
         )
         # The poll of a cursor that something came after ends at once: whoever was told looks from the newest on.
         newest = self._newest(attempt, path) if told.changes else cursor
-        return Change(newest, bool(told.changes), float(told.backoff or 0))
+        return Change(newest, bool(told.changes), min(float(told.backoff or 0), MOST_S))
 
     def sweep(self, path: str) -> None:
         """Removes the folders that hold no file: Dropbox keeps a folder whose last file is gone."""
@@ -376,7 +378,8 @@ def _part_of(sdk: Any, at: str, headers: dict[str, str] | None) -> tuple[Any, An
 
 
 def _hash_of(found: Any) -> bytes | None:
-    return bytes.fromhex(found.content_hash) if found.content_hash else None
+    """What is no hash is none that was told."""
+    return bytes.fromhex(found.content_hash) if _HASH.fullmatch(found.content_hash or "") else None
 
 
 def _item(entry: Any, above: int) -> Item | None:

@@ -22,6 +22,11 @@ _STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("tls", "network"), "Check the network. status.dropbox.com says whether Dropbox is up."),
 }
 _NOT_DROPBOX: Final = "Check the network; what answered was something else, such as a login page."
+_UNREADABLE: Final = (
+    AssertionError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError
+)  # fmt: skip
+"""What the library raises of itself for an answer that is none of Dropbox's, or that nobody can read."""
+
 _RENEWABLE: Final = frozenset({"expired_access_token", "invalid_access_token"})
 _RIGHTS: Final = "Check the rights of the account in this folder, and those of the app at dropbox.com/developers/apps."
 
@@ -110,7 +115,7 @@ class Client:
                 raise _busy(attempt, bounds, error.backoff) from None
             except exceptions.HttpError:
                 raise _of_status(attempt, bounds) from None
-            except (AssertionError, KeyError, ValueError, AttributeError, TypeError, ValidationError):
+            except (*_UNREADABLE, OSError, ValidationError):  # OSError: what requests raises
                 raise _not_dropbox(attempt, bounds) from None
 
     def _client(self, token: str) -> Any:
