@@ -27,9 +27,13 @@ from metasync.keys.device_set import DeviceSet
 from metasync.runtime.effects import Task
 
 _FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
+SLEPT: Final = (
+    "if other devices still push, this one slept too long: clone into a new folder and copy there what was not pushed "
+    "from here"
+)
 PAST_IT: Final = (
-    "run again, in case a store showed it wrongly. Where no device can push any more, metasync recover goes past it; "
-    "--revoke NAME shuts out a device that you do not trust, for garbage does not say who put it there"
+    f"run again, in case a store showed it wrongly; {SLEPT}. Where none can push any more, metasync recover goes past "
+    "it; --revoke NAME shuts out a device that you do not trust, for garbage does not say who put it there"
 )
 
 
@@ -280,7 +284,9 @@ def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQu
     away = [n for n in names if (s := m.standings.get(n)) and s.kind in ("down", "replaced")]
     step = f"{first.rstrip('.')}. Then run again." if first else "run again when the backends are reachable"
     if not first and len(names) - instance.quorum < len(away) + len(ended) and len(away) < len(names):
-        step += f"; if they are lost for good: metasync recover {' '.join(f'--without {n}' for n in away)}"
+        past = ended or any(m.standings[n].kind == "replaced" for n in away)  # others may have gone on without these
+        step += f"; {SLEPT}; if none does and they are lost for good" if past else "; if they are lost for good"
+        step += f": metasync recover {' '.join(f'--without {n}' for n in away)}"
     gone = [n for n in names if (s := m.standings.get(n)) and s.kind == "replaced"]
     full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
     if full:
@@ -297,8 +303,5 @@ def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQu
     elif any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
         step = "tell this device the way to them: metasync backend link NAME URL"
     elif len(gone) > len(names) - instance.quorum:
-        step = (
-            "if other devices still push, this one slept too long: clone into a new folder and copy there what was not "
-            f"pushed from here; if none does: metasync recover {' '.join(f'--without {n}' for n in gone)}"
-        )
+        step = f"{SLEPT}; if none does: metasync recover {' '.join(f'--without {n}' for n in gone)}"
     return NoQuorumError(text, next_step=step)

@@ -22,6 +22,10 @@ DOWN = Standing("down", "timed out")
 REFUSED = Standing("down", "refused", "Log in anew.")
 REPLACED = Standing("replaced", "it was emptied")
 FULL = Standing("full", "no space")
+SLEPT = (
+    "if other devices still push, this one slept too long: clone into a new folder and copy there what was not pushed "
+    "from here"
+)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +47,10 @@ FULL = Standing("full", "no space")
         (dict.fromkeys("abc", DOWN), "run again when the backends are reachable"),
         (
             {"a": REPLACED, "b": REPLACED, "c": OK},
-            "if other devices still push, this one slept too long: clone into a new folder and copy there what was not "
-            "pushed from here; if none does: metasync recover --without a --without b",
+            f"{SLEPT}; if none does: metasync recover --without a --without b",
         ),
-        ({"a": REPLACED, "b": DOWN, "c": OK}, "run again when the backends are reachable; if they are lost for good: "
-         "metasync recover --without a --without b"),
+        ({"a": REPLACED, "b": DOWN, "c": OK}, f"run again when the backends are reachable; {SLEPT}; if none does and "
+         "they are lost for good: metasync recover --without a --without b"),
         ({"a": Standing("unlinked", "no way"), "b": DOWN}, "tell this device the way to them: metasync backend link "
          "NAME URL"),
     ],
@@ -72,4 +75,13 @@ def test_a_version_that_was_ended_on_too_many_is_told_as_that(monkeypatch: pytes
     monkeypatch.setattr(Instance, "ended", lambda _: dict.fromkeys("ab", "its last round is taken"))
     error = told({})
     assert "cannot be agreed any more" in error.message
-    assert "metasync recover" in error.next_step
+    assert "metasync recover" in error.next_step and SLEPT in error.next_step
+
+
+def test_a_version_that_was_ended_on_one_may_be_past_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Instance, "ended", lambda _: {"a": "its last round is taken"})
+    step = told({"b": DOWN, "c": OK}).next_step
+    assert step == (
+        f"run again when the backends are reachable; {SLEPT}; if none does and they are lost for good: "
+        "metasync recover --without b"
+    )
