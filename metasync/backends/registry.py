@@ -27,6 +27,7 @@ _BUILT_IN = {
     "azure": "metasync.backends.azure:AzureBackend",
     "dropbox": "metasync.backends.dropbox:DropboxBackend",
     "gcs": "metasync.backends.gcs:GcsBackend",
+    "gdrive": "metasync.backends.gdrive:GoogleDriveBackend",
     "swift": "metasync.backends.swift:SwiftBackend",
     "sftp": "metasync.backends.sftp:SftpBackend",
     "onedrive": "metasync.backends.onedrive:OneDriveBackend",
@@ -44,6 +45,7 @@ _FORMS = {
     "dropbox": "dropbox:/folder?account=NAME",
     "file": "file:///absolute/path",
     "gcs": "gcs://bucket/prefix",
+    "gdrive": "gdrive:/folder?account=NAME",
     "onedrive": "onedrive:/folder",
     "s3": "s3://bucket/prefix",
     "sftp": "sftp://user@host/path",
@@ -175,6 +177,7 @@ def digest_kind(scheme: str) -> str | None:
 _DEFAULT_SERVERS = {
     "dropbox": "api.dropboxapi.com",
     "gcs": "storage.googleapis.com",
+    "gdrive": "www.googleapis.com",
     "onedrive": "graph.microsoft.com",
     "s3": "amazonaws.com",
 }

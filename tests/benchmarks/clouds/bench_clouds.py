@@ -55,7 +55,19 @@ def _dropbox(root: Path) -> Iterator[Cloud]:
         yield Cloud(standin, env, "none in numbers; writes to one account one after the other")
 
 
-CLOUDS = {"dropbox": _dropbox}
+@contextlib.contextmanager
+def _gdrive(root: Path) -> Iterator[Cloud]:
+    from gdrive_standin import GoogleDriveStandin
+
+    standin = GoogleDriveStandin()
+    with running(standin), pytest.MonkeyPatch.context() as patch:
+        standin.link(patch, root)
+        names = (standin.variable, "XDG_CONFIG_HOME", "XDG_STATE_HOME", "METASYNC_KEYRING")
+        env = {name: os.environ[name] for name in names}
+        yield Cloud(standin, env, "325,000 units a minute and user, 1,000,000 a project; 750 GB of uploads a day")
+
+
+CLOUDS = {"dropbox": _dropbox, "gdrive": _gdrive}
 """By the scheme of their URLs."""
 
 
@@ -105,7 +117,7 @@ from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import NotFoundError
 calls = int(sys.argv[2])
 begun = time.process_time()
-b = open_backend(parse_url(sys.argv[1]), create_root=False)
+b = open_backend(parse_url(sys.argv[1]), create_root=True)
 opened = time.process_time()
 b.put("d/small", b"x" * 1024)
 first = time.process_time()
