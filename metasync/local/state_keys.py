@@ -25,7 +25,6 @@ U = TypeVar("U")
 R = TypeVar("R", bound=tuple[Any, ...])
 
 CLONE_ANEW: Final = "Clone the workspace into a new folder, and bring over what you had not pushed."
-MOVE_AWAY: Final = "Move .metasync/state.db away and run again: it is rebuilt from the backends."
 BYTES_MAX: Final = 1 << 24  # of one path or text in a list: longer ones come from damage
 
 
@@ -190,7 +189,7 @@ FLOORS_KEY: Final = Key("floors", BYTES, None)  # `Progress` of this device in d
 
 # The folder.
 TREE_KEY: Final = Key("rows are", BYTES)  # root of the tree that the rows are; a change of a row drops it
-RULES_KEY: Final = Key("ignore.rules", TEXTS, MOVE_AWAY)  # rule files of the last stored scan, by directory
+RULES_KEY: Final = Key("ignore.rules", TEXTS, CLONE_ANEW)  # rule files of the last stored scan, by directory
 NAME_RULES_KEY: Final = Key("names.rules", BYTES, None)  # `Rules` of the file system: `worktree.fs_probe`
 KEPT_KEY: Final = Key("kept", BYTES)  # id of a staged snapshot that the next push names as a parent: `sync.pull`
 RESTORED_KEY: Final = Key("restored", TEXTS)  # path -> content, of restores on `RESTORED_ON_KEY`: `history.restore`
@@ -208,7 +207,7 @@ WHOLE_KEY: Final = Key("checkout.whole", BYTES)  # which directories were staged
 MODES_KEY: Final = Key(  # of directories that were made writable for the checkout, to be given back
     "checkout.modes",
     MODES,
-    "Move .metasync/state.db away and run again: it is rebuilt; look at the modes of directories.",
+    f"{CLONE_ANEW} Some directories here may have been made writable.",
 )
 REPLACED_KEY: Final = Key("checkout.replaced", COUNT)  # the next free number in `.metasync/replaced/`
 CURSOR_KEY: Final = Key("replaced.cursor", COUNT)  # the number in it to look at next: `checkout.trash`
@@ -221,6 +220,7 @@ WIPE_KEY: Final = Key("wipe", BYTES, None)  # ways to removed backends that are 
 MENDING_KEY: Final = Key("mending", BYTES, None)  # names of packs with a bad copy: `transfer.wrong_copies`
 READING_KEY: Final = Key("reading", COUNT, None)  # when a push reads copies next, seconds since 1970: `moving.upkeep`
 UPKEEP_KEY: Final = Key("upkeep", COUNT, None)  # when upkeep is tried again, seconds since 1970: `moving.upkeep`
+SURPLUS_KEY: Final = Key("surplus", COUNT, None)  # how often a push may still try to free it: `moving.upkeep`
 MOVED_KEY: Final = Key("moved", BYTES, None)  # partitions whose packs lie where they belong: `maintenance.moved`
 SWEPT_KEY: Final = Key("swept", BYTES, None)  # the hash of a config under which no surplus copies were left
 SHORT_KEY: Final = Key("short", COUNT)  # how many packs this device stored with fewer copies than promised

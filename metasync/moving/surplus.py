@@ -30,19 +30,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Freed:
-    """By backend: copies that were deleted, their bytes, and why some may be left."""
+    """By backend: copies that were deleted, their bytes, and why some may be left. `is_all`: none are known to be."""
 
     copies: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)
+    is_all: bool = True
 
     def shares(self) -> tuple[Share, ...]:
         return tuple(Share(name, n, self.bytes[name]) for name, n in sorted(self.copies.items()))
 
 
 def free(mover: Mover) -> Freed:
-    """Deletes what is surplus on the backends of today, as far as they list it. None of them is changed just now."""
-    s, out = mover.s, Freed()
+    """Deletes what is surplus on the backends of today, as far as they list it. None of them is changed just now.
+
+    Where the mover's time is over, what was not listed, verified or deleted by then is left.
+    """
+    s, out, ends = mover.s, Freed(), mover.ends
     if s.db.get(SWEPT_KEY) == s.connections.config_hash:
         return out
     found = _where_it_may(mover, _surplus(mover, out), out)
@@ -52,6 +56,8 @@ def free(mover: Mover) -> Freed:
     running: dict[Future[Any], PackRecord] = {}
     todo = [p for key, p in records.items() if key in mover.tally.done]
     while todo or running:
+        if ends is not None and ends.is_over and todo:
+            out.is_all, todo = False, []
         while todo and len(running) < PACKS_ASKED_AT_ONCE:
             record = todo.pop()
             running[s.runtime.start(_delete(found[record.generation, record.name]))] = record
@@ -63,7 +69,8 @@ def free(mover: Mover) -> Freed:
                 else:
                     out.copies[name] += 1
                     out.bytes[name] += record.size
-    if not out.failed and not mover.tally.lost:
+    out.is_all &= not (out.failed or mover.tally.lost or records.keys() - mover.tally.done)
+    if out.is_all:
         s.db.set(SWEPT_KEY, s.connections.config_hash)
     return out
 
@@ -96,6 +103,9 @@ def _surplus(mover: Mover, out: Freed) -> dict[PackId, list[Copy]]:
     out.failed.update({b.name: "not linked here" for b in unlinked})
     ids = {place.name: backend_id for backend_id, place in s.transfer.places.items()}
     for copy in sweep.listed(s, out.failed):
+        if mover.ends is not None and mover.ends.is_over:
+            out.is_all = False
+            break
         if copy.id in packs and mover.places.is_surplus(ids[copy.backend], copy.storage_id, packs[copy.id]):
             found.setdefault(copy.id, []).append(copy)
     return found

@@ -4,7 +4,10 @@ Only where something is known to be displaced, or was noticed missing or damaged
 that are read in turn (`maintenance.scrub`); else a push asks for nothing more. All of it has so many seconds, as
 `config set upkeep` has it: what is under way then is left, and a pack is begun only if it would arrive in time by what
 is known of the line. The steps are those of `rebalance` and `scrub`, which any number of devices may do at once. Where
-nothing could be done it is not tried again for a while. Surplus copies are left to `rebalance`.
+nothing could be done it is not tried again for a while.
+
+Whoever has it agreed that all is moved frees the surplus, too, at the end of the same push or of later ones. It is
+found by listing the backends: where that takes longer than there is time for, it is given up, and left to `rebalance`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Final
 
 from metasync.errors import CancelledError, MetaSyncError
 from metasync.local import settings
-from metasync.local.state_keys import MENDING_KEY, READING_KEY, UPKEEP_KEY
+from metasync.local.state_keys import MENDING_KEY, READING_KEY, SURPLUS_KEY, UPKEEP_KEY
+from metasync.moving import surplus
 from metasync.moving.rebalance import Deadline, Mover, Tally, rebalance
 from metasync.runtime.limits import OFF, UPKEEP, parse_duration
 from metasync.session.session import Operations
@@ -23,6 +27,7 @@ from metasync.transfer import wrong_copies
 
 BUDGET_S: Final = 2.0
 AGAIN_S: Final = 600  # after a time that came to nothing
+FREE_TRIES: Final = 8  # that free nothing, before surplus copies are left to `rebalance`
 
 
 def after_push(work: Operations) -> None:
@@ -31,7 +36,7 @@ def after_push(work: Operations) -> None:
     budget_s = BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)
     c, ends = work.connections, Deadline(budget_s)
     now_s = c.machine.wall_ns() // 1_000_000_000
-    has_work = c.config.prev_config is not None or c.db.has(MENDING_KEY)
+    has_work = c.config.prev_config is not None or c.db.has(MENDING_KEY) or c.db.has(SURPLUS_KEY)
     if budget_s and has_work and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
         did = _try(_keep_up, work, ends)
         c.db.set(UPKEEP_KEY, None if did else now_s + AGAIN_S)
@@ -64,9 +69,26 @@ def _keep_up(work: Operations, ends: Deadline) -> bool:
         tally = Tally()
         report = rebalance(work, tally=tally, ends=ends)
         did = bool(report.version is not None or tally.done)
+        if report.version is not None:
+            work.connections.db.set(SURPLUS_KEY, FREE_TRIES)
+    if work.connections.db.has(SURPLUS_KEY) and not ends.is_over:
+        did |= free(work, ends)
     if work.connections.db.has(MENDING_KEY) and not ends.is_over:
         did |= mend(work, ends)
     return did
+
+
+def free(work: Operations, ends: Deadline) -> bool:
+    """Deletes what the last trim has given up, as `rebalance` does. -> whether some went, or there is no more."""
+    with work.session("rebalance") as s:
+        mover = Mover(s, Tally(), read_data=False, ends=ends)
+        if s.previous is not None:  # data move again: the next trim notes it anew
+            s.db.set(SURPLUS_KEY, None)
+            return False
+        freed = surplus.free(mover)
+        left = (s.db.get(SURPLUS_KEY) or 0) - (not freed.copies)
+        s.db.set(SURPLUS_KEY, None if freed.is_all or left <= 0 else left)
+    return freed.is_all or bool(freed.copies)
 
 
 def mend(work: Operations, ends: Deadline) -> bool:

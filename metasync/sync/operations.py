@@ -22,6 +22,7 @@ from metasync.local.state_keys import (
     PLAN_KEY,
     READING_KEY,
     REPLACED,
+    SURPLUS_KEY,
     UNFINISHED_KEY,
     Conflict,
 )
@@ -94,7 +95,8 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
                 work.connections.close()  # what they know may be old by now
             first = False
     c = work.connections
-    if not dry_run and (c.config.prev_config is not None or c.db.has(MENDING_KEY) or is_turn_to_read(c)):
+    has_upkeep = c.config.prev_config is not None or c.db.has(MENDING_KEY) or c.db.has(SURPLUS_KEY)
+    if not dry_run and (has_upkeep or is_turn_to_read(c)):
         work.upkeep()
     return report
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from metasync.codec import Reader, Tags, encode_tags
 from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
+from metasync.local.state_keys import CLONE_ANEW
 from metasync.objects.model import ID_BYTES, SPECIAL, Entry, Kind
 
 
@@ -131,7 +132,7 @@ def unpack_row(data: bytes) -> Row:
     except (struct.error, FormatError) as e:
         raise WorkspaceError(
             f"A row of the local state is damaged ({e}).",
-            next_step="Move .metasync/state.db away and run again: it is rebuilt from the backends.",
+            next_step=CLONE_ANEW,
         ) from e
     content = data[at : at + a]
     root = data[at + a : at + a + b] if b else b""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, write
 
-from metasync.local.state_keys import MENDING_KEY, UPKEEP_KEY
-from metasync.moving import upkeep
+from metasync.local.state_keys import MENDING_KEY, SURPLUS_KEY, UPKEEP_KEY
+from metasync.moving import surplus, upkeep
 from metasync.moving.rebalance import Deadline
 from metasync.transfer import wrong_copies
 from metasync.workspace import Workspace
@@ -135,3 +136,118 @@ def test_nothing_more_is_asked_where_nothing_is_known(lab: Lab, monkeypatch: pyt
     monkeypatch.setattr(upkeep, "after_push", lambda _: pytest.fail("there was nothing to do"))
     push(w, "more")
     w.push("")
+
+
+# ---- surplus copies
+
+
+def fewer(lab: Lab) -> Workspace:
+    """Three copies of everything were promised, two are now."""
+    w = lab.init(lab.urls("a", "b", "c"), replicas=3)
+    for n in range(6):
+        push(w, f"file{n}")
+    w = lab.reopen(w)  # no copy is on its way any more
+    w.set_copies(2, passphrase=PASSPHRASE)
+    return w
+
+
+def copies(lab: Lab) -> list[str]:
+    return sorted(p.name for name in "abc" for p in lab.objects(name, "packs"))
+
+
+def is_noted(w: Workspace) -> bool:
+    return w._db.has(SURPLUS_KEY)
+
+
+def test_what_is_surplus_goes_with_the_push_that_agreed_the_trim(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = fewer(lab)
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+    push(w, "later")
+    w = lab.reopen(w)
+    names = copies(lab)
+    assert names == sorted([*{*names}] * 2)
+    assert not is_noted(w)
+    report = w.check(read_data=True)
+    assert (report.problems, report.short) == ((), 0)
+    assert w.rebalance().freed == ()
+
+
+def test_a_later_push_goes_on_where_the_time_was_over(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = fewer(lab)
+    before = copies(lab)
+    real = surplus.free
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+
+    def late(mover: Any) -> Any:
+        mover.ends = Deadline(0)
+        return real(mover)
+
+    monkeypatch.setattr(surplus, "free", late)
+    push(w, "later")
+    assert is_noted(w)
+    assert {*before} <= {*copies(lab)} and len(copies(lab)) > len(before)
+    monkeypatch.setattr(surplus, "free", real)
+    w._db.set(UPKEEP_KEY, None)
+    push(w, "still later")
+    w = lab.reopen(w)
+    names = copies(lab)
+    assert not is_noted(w)
+    assert names == sorted([*{*names}] * 2)
+
+
+def test_it_is_given_up_after_some_tries_that_free_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = fewer(lab)
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+    monkeypatch.setattr(surplus, "free", lambda _: surplus.Freed(is_all=False))
+    monkeypatch.setattr(upkeep, "FREE_TRIES", 2)
+    push(w, "one")
+    assert is_noted(w)
+    w._db.set(UPKEEP_KEY, None)
+    push(w, "two")
+    assert not is_noted(w)
+    monkeypatch.undo()
+    assert w.rebalance().freed
+
+
+def test_a_surplus_copy_stays_until_all_that_count_are_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that counts went after the trim: it is made again from the others before any of them goes."""
+    w = fewer(lab)
+    real = surplus.free
+
+    def losing(mover: Any) -> Any:
+        monkeypatch.setattr(surplus, "free", real)
+        for name in "abc":
+            for path in lab.objects(name, "packs")[:2]:
+                path.unlink()
+        return real(mover)
+
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+    monkeypatch.setattr(surplus, "free", losing)
+    push(w, "later")
+    w = lab.reopen(w)
+    w.check(repair=True)
+    report = w.check(read_data=True)
+    assert (report.problems, report.lost, report.short) == ((), (), 0)
+
+
+def test_a_backend_that_is_away_keeps_its_surplus(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = fewer(lab)
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+    real = surplus.free
+
+    def away(mover: Any) -> Any:
+        lab.faults["c"].down = True
+        try:
+            return real(mover)
+        finally:
+            lab.faults["c"].down = False
+
+    monkeypatch.setattr(surplus, "free", away)
+    push(w, "later")
+    assert is_noted(w)
+    monkeypatch.setattr(surplus, "free", real)
+    w = lab.reopen(w)
+    push(w, "again")
+    w = lab.reopen(w)
+    names = copies(lab)
+    assert names == sorted([*{*names}] * 2)
