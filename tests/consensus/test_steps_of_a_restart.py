@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,21 @@ def test_what_cannot_be_read_to_its_end_stops_the_restart() -> None:
         r.do(end_era(r.m, r.enter, r.one, r.ids("bc")))
     r.world.liars.clear()
     assert isinstance(r.do(end_era(r.m, r.enter, r.one, r.ids("bc"))), Held)
+
+
+@pytest.mark.parametrize("why", ["", "read", "not left", "poisoned", "behind a floor", "rolled back"])
+def test_who_has_no_say_in_a_version_need_not_be_read_to_its_end(why: str) -> None:
+    """Rule 6.5: one that is left may alone have a vote for the version that let go what it has deleted since."""
+    log, memory = SimpleNamespace(usable=why != "poisoned"), SimpleNamespace(rolled_back=why == "rolled back")
+    floor = b"a floor" if why == "behind a floor" else None
+    view = SimpleNamespace(name="a", log=log, memory=memory, floor=floor, ended=why == "read")
+    instance: Any = SimpleNamespace(v=5, acceptors={b"a": view})
+    left = [b"b"] if why == "not left" else [b"a", b"b"]
+    if why:
+        new_era._check_read(instance, left)
+        return
+    with pytest.raises(NoQuorumError, match="what a took of version 5 cannot be read now"):
+        new_era._check_read(instance, left)
 
 
 def test_a_backend_to_which_there_is_no_way_is_named() -> None:

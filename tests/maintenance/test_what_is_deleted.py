@@ -255,6 +255,20 @@ def test_copies_that_a_trim_gave_up_go_once_the_others_are_verified() -> None:
     assert (freed.copies, freed.bytes, freed.failed) == ({"a": 2}, {"a": 200}, {})
 
 
+def test_no_copy_goes_where_the_trim_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those on other backends do. What has none there need not be verified."""
+    w = Moving("aa", "bb")
+    w.mover.places.is_surplus = lambda backend_id, storage_id, _: storage_id == backend_id
+    for path in [path for path in w.stores["b"] if "/bb/" in path]:
+        del w.stores["b"][path]
+    monkeypatch.setattr(witnesses, "refusals", lambda *_: {"a": "it has not heard of it", "z": "nor has it"})
+    freed = w.free()
+    assert (w.packs("a"), w.packs("b")) == ({(1, "aa"), (1, "bb")}, set())
+    assert freed.failed == {"a": "nothing is deleted there yet: it has not heard of it"}
+    assert [[r.name[:1] for r in some] for some in w.brought] == [[b"\xaa"]]
+    assert w.s.db.get(SWEPT_KEY) is None, "it is looked for again"
+
+
 def test_what_was_verified_before_is_not_brought_again() -> None:
     w = Moving("aa", "bb")
     w.tally.done.add((1, b"\xaa" * 32))
