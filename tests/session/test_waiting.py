@@ -120,7 +120,8 @@ def test_a_backend_that_is_slow_to_open_is_told(lab: Lab, monkeypatch: pytest.Mo
     def hear(event: object) -> None:
         if isinstance(event, Notice):
             texts.append(event.text)
-            waits.set()
+            if " b " in event.text:  # on a busy machine another one may be slow, too
+                waits.set()
 
     w.on_event = hear
     w.pull()
