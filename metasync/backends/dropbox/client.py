@@ -51,6 +51,9 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
 class Login(Protocol):
     """What is asked of a login (`_shared.logins.Login`)."""
 
+    @property
+    def step(self) -> str: ...
+
     def token(self) -> str: ...
 
     def renewed(self, refused: str) -> str: ...
@@ -93,7 +96,7 @@ class Client:
         except _RenewableError:
             raise RefusedError(
                 f"{attempt}: Dropbox takes neither the login's token nor a new one",
-                next_step="Run: metasync auth dropbox",
+                next_step=self._login.step,
             ) from None
 
     def close(self) -> None:
@@ -110,7 +113,7 @@ class Client:
             except exceptions.ApiError as error:
                 raise _of_tags(attempt, _tags(error.error)) from None
             except exceptions.AuthError as error:
-                _refuse_login(attempt, _tags(error.error))
+                _refuse_login(attempt, _tags(error.error), self._login.step)
             except exceptions.RateLimitError as error:
                 raise _busy(attempt, bounds, error.backoff) from None
             except exceptions.HttpError:
@@ -164,18 +167,18 @@ def _of_tags(attempt: str, tags: list[str]) -> BackendError:
     return BackendError(f"{attempt}: Dropbox refuses it: {words}", next_step="Try again later.")
 
 
-def _refuse_login(attempt: str, tags: list[str]) -> NoReturn:
+def _refuse_login(attempt: str, tags: list[str], step: str) -> NoReturn:
     tag = tags[0] if tags else ""
     if tag in _RENEWABLE:
         raise _RenewableError from None
     if tag == "missing_scope":
         raise RefusedError(
             f"{attempt}: the app that the account is linked by lacks a permission",
-            next_step="Give it all that `metasync auth dropbox` names, at dropbox.com/developers/apps; link it again.",
+            next_step=f"Tick its permissions (docs/howto/link-an-account.md) at dropbox.com/developers/apps. {step}",
         ) from None
     if tag == "user_suspended":
         raise RefusedError(f"{attempt}: Dropbox suspended the account", next_step="Ask Dropbox why.") from None
-    raise RefusedError(f"{attempt}: Dropbox does not take the login", next_step="Run: metasync auth dropbox") from None
+    raise RefusedError(f"{attempt}: Dropbox does not take the login", next_step=step) from None
 
 
 def _busy(attempt: str, bounds: Bounds, said_s: float | None) -> BackendError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from dropbox import files
 from dropbox_standin import DropboxStandin, File
+from standin import json_answer
 
 from metasync.backends.api import Change, Digest, Item, Listed, Space
 from metasync.backends.digests import digest_of
@@ -388,11 +390,33 @@ def test_a_login_that_was_revoked_is_told_with_what_mends_it(
     assert caught.value.next_step == "Run: metasync auth dropbox"
 
 
-def test_a_new_token_that_is_not_taken_either(filled: DropboxBackend, standin: DropboxStandin) -> None:
-    standin.switches.revoked |= {"sl.token-0", "sl.token-1"}
-    with pytest.raises(RefusedError, match="neither") as caught:
+def test_a_new_token_that_is_not_taken_either(
+    filled: DropboxBackend, standin: DropboxStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    standin.link(monkeypatch, tmp_path / "config", "work")
+    work = open_backend(parse_url("dropbox:/top/ws?account=work"))
+    standin.switches.revoked |= {"sl.token-0", "sl.token-1", "sl.token-2"}
+    for backend, account in ((filled, ""), (work, " --account work")):
+        with pytest.raises(RefusedError) as caught:
+            backend.stat("d/a")
+        assert caught.value.next_step == f"Run: metasync auth dropbox{account}"
+    work.close()
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [("missing_scope", "lacks a permission"), ("user_suspended", "suspended"), ("route_access_denied", "the login")],
+)
+def test_a_login_that_a_new_token_does_not_mend(
+    filled: DropboxBackend, standin: DropboxStandin, monkeypatch: pytest.MonkeyPatch, tag: str, said: str
+) -> None:
+    more = {"required_scope": "files.content.read"} if tag == "missing_scope" else {}
+    answer = json_answer({"error_summary": "x", "error": {".tag": tag, **more}}, 401)
+    monkeypatch.setattr(standin, "respond", lambda _request: answer)
+    with pytest.raises(RefusedError, match=said) as caught:
         filled.stat("d/a")
-    assert caught.value.next_step == "Run: metasync auth dropbox"
+    assert caught.value.next_step
+    assert standin.renewals == 0
 
 
 def test_no_account_is_linked(standin: DropboxStandin) -> None:

@@ -50,6 +50,11 @@ class Login:
     def __repr__(self) -> str:
         return f"Login({self.provider}, {self.account})"
 
+    @property
+    def step(self) -> str:
+        """What mends it: the command, for people."""
+        return self._place.step
+
     def token(self) -> str:
         """A live access token. One that is about to end is renewed in the background, and given out meanwhile.
 
