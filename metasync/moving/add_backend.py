@@ -154,7 +154,8 @@ def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry
             )
     for listed in backend.list(""):
         for e in entries if listed.size is None else ():
-            if _is_root_of(backend, listed.name, e):
+            goes = leaving is not None and e.backend_id == leaving.backend_id
+            if _is_root_of(backend, listed.name, e, whole=goes):
                 raise UsageError(
                     f"what is at {name} holds the backend {e.name} of this workspace already",
                     next_step=f"To link this device to it: metasync backend link {e.name} URL",
@@ -289,18 +290,23 @@ def _id_of(wanted: Wanted, config: Config) -> bytes:
     return next(b.backend_id for b in wanted.make(config).backends if b.backend_id not in before)
 
 
-def _is_root_of(backend: Backend, folder: str, entry: BackendEntry) -> bool:
-    """Whether a folder of a store is where an agreed backend's data or votes lie."""
-    where = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+def _is_root_of(backend: Backend, folder: str, entry: BackendEntry, *, whole: bool) -> bool:
+    """Whether a folder of a store is where an agreed backend's data or votes lie; `whole`: all of its places.
+
+    One that was emptied may have got a new place for data since: replacing another backend gives it more of them.
+    """
+    where = [(s.storage_id, s.birth) for s in (entry.storage if whole else entry.storage[-1:])]
     if entry.acceptor is not None:
         where.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
-    for place, birth in where:
-        try:
-            if birth_matches(
-                backend.get(f"{folder}/{birth_path(place)}", max_bytes=BIRTH_ANSWER_BYTES_MAX), place, birth
-            ):
-                return True
-        except BackendError as e:
-            if e.retryable:
-                raise  # else one store would be taken for two because an answer got lost
-    return False
+    found = (_is_born(backend, folder, place, birth) for place, birth in where)
+    return all(found) if whole else any(found)
+
+
+def _is_born(backend: Backend, folder: str, place: bytes, birth: bytes) -> bool:
+    try:
+        data = backend.get(f"{folder}/{birth_path(place)}", max_bytes=BIRTH_ANSWER_BYTES_MAX)
+    except BackendError as e:
+        if e.retryable:
+            raise  # else one store would be taken for two because an answer got lost
+        return False
+    return birth_matches(data, place, birth)

@@ -217,6 +217,25 @@ def test_refusals_change_nothing(lab: Lab) -> None:
         laptop.backend_remove("b")
 
 
+def test_of_two_emptied_backends_each_is_replaced_where_it_was(lab: Lab) -> None:
+    """The replacement of the first gives the second a new place for data, whose birth is written there."""
+    names = ("a", "b", "c", "d", "e")
+    laptop = lab.init(lab.urls(*names), replicas=3)
+    fill(lab, laptop)
+    with pytest.raises(UsageError, match="holds the backend d"):
+        laptop.backend_add(f"file://{lab.store('d')}?name=new", replaces="d")
+    for name in ("d", "e"):
+        for path in lab.store(name).iterdir():
+            shutil.rmtree(path)
+    laptop.backend_add(f"file://{lab.store('d')}?name=d2", replaces="d")
+    assert any(lab.store("e").iterdir())
+    laptop.backend_add(f"file://{lab.store('e')}?name=e2", replaces="e")
+    assert names_of(laptop) == {"a", "b", "c", "d2", "e2"}
+    laptop.rebalance()
+    report = laptop.check(read_data=True)
+    assert (report.problems, report.meta_problems, report.lost) == ((), (), ())
+
+
 def test_a_rename_while_data_move_changes_nothing_else(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
