@@ -193,7 +193,8 @@ class Campaign(Play):
         raise Violation(f"{kind} accuses {sorted(op.accused)}, and {sorted(names)} were hit: {_told(op)}")
 
     def _replace(self, keeper: Client, actor: Actor, store: Store) -> None:
-        """Another backend, in the same place, takes the place of one that lost what it had."""
+        """Another backend takes the place of one that lost what it had, in the same store, which is emptied first."""
+        store.wipe()
         old = next(e for e in self._config.backends if e.identity == store.identity).backend_id
         for _ in range(TRIES):
             names = sorted(e.name for e in self._config.backends)

@@ -59,6 +59,7 @@ def run_real(first: int, rounds: int) -> bool:
                 failed += 1
                 say(f"real campaign {first + number} FAILED: {e}")
             counts += campaign.counts
+            say(f"{counts['campaign: round']} rounds on real processes so far")
     say(f"{counts['campaign: round']} rounds on real processes, {time.monotonic() - began:.0f} s; {failed} failed")
     _tell(counts)
     return not failed and counts["campaign: round"] >= rounds

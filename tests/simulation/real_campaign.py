@@ -36,6 +36,7 @@ HUNG_S: Final = 60.0
 PACKS_HIT_MAX: Final = 6
 FILES_MAX: Final = 20
 PUSH_EVERY_S: Final = 1.0
+REST_SHARE: Final = 3.0  # of what a push took, until the next one
 PASSPHRASE: Final = "a campaign of real processes"
 CHEAP: Final = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 
@@ -62,6 +63,7 @@ def push_on(directory: str, urls: Mapping[str, str], seed: int, stop: Event, set
     own: dict[str, bytes] = {}
     while not stop.is_set():
         edit(root, rng, root.name, own)
+        began = time.monotonic()
         try:
             with Workspace.open(directory) as w:
                 w.push("", force=True)
@@ -70,7 +72,8 @@ def push_on(directory: str, urls: Mapping[str, str], seed: int, stop: Event, set
             told["push: ok"] += 1
         except MetaSyncError as e:
             told[f"push: {type(e).__name__}"] += 1
-        stop.wait(rng.expovariate(1 / PUSH_EVERY_S))
+        # On a machine that is busy pushes without a pause would let no change of the backends through.
+        stop.wait(rng.expovariate(1 / PUSH_EVERY_S) + REST_SHARE * (time.monotonic() - began))
     _write(root, "own", json.dumps({"own": {p: d.hex() for p, d in own.items()}, "told": told}).encode())
 
 
