@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,55 @@ def test_lost_answers(w: Workspace, standin: DropboxStandin) -> None:
         grow(w, seed, 2)
         assert w.push(f"lost {seed}").version is not None
     assert w.check().problems == ()
+
+
+def test_nothing_rests_on_lists(
+    lab: Lab, standin: DropboxStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three folders of Dropbox, whose lists show what there was before the second push, twice and in no order."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    urls = [f"dropbox:/notes-{name}?name={name}" for name in "abc"]
+    w = lab.init(urls)
+    grow(w, 30)
+    w.push("first")
+    other = lab.clone(urls)
+    standin.freeze()
+    standin.switches.reordered = standin.switches.doubled = True
+    grow(other, 31)
+    assert other.push("lists do not show it").version is not None
+    w.pull()
+    assert tree_of(Path(w.directory)) == tree_of(Path(other.directory))
+    third = lab.clone(urls, device="third")
+    assert tree_of(Path(w.directory)) == tree_of(Path(third.directory))
+    assert w.check().problems == ()
+
+
+def test_two_devices_push_at_once(
+    lab: Lab, standin: DropboxStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One entry of a log has one winner: both pushes are there in the end, one after the other."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    urls = [f"dropbox:/notes-{name}?name={name}" for name in "abc"]
+    w = lab.init(urls)
+    grow(w, 40)
+    w.push("first")
+    other = lab.clone(urls)
+    devices = (w, other)
+    for n, one in enumerate(devices):
+        grow(one, 41 + n)
+    together = threading.Barrier(2)
+
+    def push(one: Workspace) -> None:
+        together.wait(60)
+        one.sync()
+
+    threads = [threading.Thread(target=push, args=(one,)) for one in devices]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for one in devices:
+        one.pull()
+    trees = [tree_of(Path(one.directory)) for one in devices]
+    assert trees[0] == trees[1]
+    assert {b"41/0", b"42/0"} <= trees[0].keys()
