@@ -49,15 +49,20 @@ class Found:
 
 
 class Unread:
-    """Takes the objects that no backend gave. `lost`: those that none has, as far as all that may have them answer."""
+    """Takes the objects that no backend gave. `lost`: those that none has, as far as all that may have them answer.
 
-    def __init__(self) -> None:
+    What a newer index does not name, by which `contents` has begun to read, may be gone on purpose: it is left out.
+    """
+
+    def __init__(self, contents: Contents) -> None:
         self.lost: set[bytes] = set()
         self.why: MetaSyncError | None = None  # the first one of a backend that did not answer
+        self._contents, self._index = contents, contents.index
 
     def __call__(self, ids: Sequence[bytes], error: MetaSyncError) -> None:
+        index = self._contents.index
         if isinstance(error, DamagedError):
-            self.lost.update(ids)
+            self.lost.update(i for i in ids if index is self._index or i in index)
         elif self.why is None:
             self.why = error
 
@@ -67,8 +72,8 @@ def nowhere(s: Session, agreed: Agreed) -> Sequence[bytes]:
     and directories that it does not name, or that no backend has. What cannot be asked for now is told the listener."""
     if agreed.tree_root is None:
         return ()
-    found, contents, unread = Found(), s.contents(agreed), Unread()
-    index = agreed.index
+    found, contents, index = Found(), s.contents(agreed), agreed.index
+    unread = Unread(contents)
 
     def take(entries: list[tuple[bytes, Entry]]) -> None:
         for path, _ in lacking(contents, agreed, entries, unsure=False):
@@ -129,12 +134,17 @@ def _lacking_chunks(
         if len(files) > 1:
             for one in files:
                 yield from _lacking_chunks(contents, agreed, [one], unsure)
-        elif unsure or isinstance(e, DamagedError):
+        elif unsure or (isinstance(e, DamagedError) and _is_named(contents, agreed, files[0][1])):
             yield files[0]
         return
     for path, entry in files:
         if any(c.id not in agreed.index for c in pieces[entry.root]):
             yield path, entry
+
+
+def _is_named(contents: Contents, agreed: Agreed, entry: Entry) -> bool:
+    """Whether a file that cannot be read is still one of the newest index, as far as that was asked for."""
+    return contents.index is agreed.index or entry.root in contents.index
 
 
 # ---- of which versions
@@ -168,7 +178,7 @@ class _Ranges:
         self.gone = gone
         self.last: dict[bytes, int] = {}
         self.found: list[Gone] = []
-        self.unread = Unread()
+        self.unread = Unread(contents)
 
     def go_back(self, version: _Version, later: _Version | None) -> None:
         """Looks at the version before `later`. None: it is the newest one."""

@@ -174,7 +174,7 @@ def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Sequence[bytes]:
     if agreed.tree_root is None:
         return ()
     known, contents = known_in(agreed.index, upload), s.contents(agreed)
-    ingest, missing, unread = s.ingest(sink=upload.add, known=known), Found(), Unread()
+    ingest, missing, unread = s.ingest(sink=upload.add, known=known), Found(), Unread(contents)
 
     def take(entries: list[tuple[bytes, Entry]]) -> None:
         for path, entry in lacking(contents, agreed, entries, unsure=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,20 @@ def test_a_chunk_that_another_device_gave_up_is_missed_and_stored_again(lab: Lab
     assert w.check(repair=True).nowhere == ()
     fresh = lab.clone(lab.urls(*NAMES), device="fresh")
     assert tree_of(fresh.directory) == tree_of(w.directory)
+
+
+def test_what_a_collection_deletes_meanwhile_is_not_called_lost(lab: Lab) -> None:
+    w = versions(lab)
+    write(w.directory, {"new/large": noise(20_000_000, 1)})
+    w.push()
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    with phone._session("test") as s:
+        agreed = agreement.newest(s)
+        shutil.rmtree(w.directory / "new")
+        w.push(force=True)
+        w.gc(Keep(last=1))
+        phone._db.drop_objects([i for i, _ in phone._db.objects_by_age() if i in agreed.index])
+        assert lost.nowhere(s, agreed) == ()
 
 
 @pytest.mark.parametrize("few", [True, False])
