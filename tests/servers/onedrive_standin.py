@@ -282,7 +282,7 @@ class OneDriveStandin(Standin):
                 raise Refused(400, "invalidRequest")
             secret = f"y4m{secrets.token_urlsafe(24)}"
             self.opened[secret] = one.item_id, one.version
-        return Answer(302, b"", {"Location": f"{self.url}/{CONTENTS}/{secret}?tempauth=v1"})
+        return Answer(302, b"", {"Location": f"{self.url}/{CONTENTS}/{secret}/bytes?tempauth=v1"})
 
     def _begin_session(self, request: Request, path: tuple[str, ...]) -> Answer:
         self._check_kind(request, "application/json")
@@ -296,13 +296,13 @@ class OneDriveStandin(Standin):
             secret = f"up-{secrets.token_urlsafe(24)}"
             self.sessions[secret] = _Session(path, item.get("@microsoft.graph.conflictBehavior", "fail"))
         return json_answer(
-            {"uploadUrl": f"{self.url}/{CONTENTS}/{secret}", "expirationDateTime": "2026-11-30T10:00:00Z",
+            {"uploadUrl": f"{self.url}/{CONTENTS}/{secret}/session", "expirationDateTime": "2026-11-30T10:00:00Z",
              "nextExpectedRanges": ["0-"]}
         )  # fmt: skip
 
     def _content(self, request: Request) -> Answer:
         """A request without a login, at an address that was given out."""
-        secret = request.path.strip("/")
+        secret = request.path.split("/")[1]
         if secret in self.sessions and request.method == "PUT":
             return self._fragment(request, secret)
         with self.lock:

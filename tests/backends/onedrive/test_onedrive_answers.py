@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from servers.onedrive_standin import CONTENTS, OneDriveStandin, error_of
 from servers.standin import Request
 
 from metasync.backends import onedrive as module
-from metasync.backends.api import Space
+from metasync.backends.api import Digest, Space
 from metasync.backends.digests import digest_of
 from metasync.backends.onedrive import OneDriveBackend
 from metasync.backends.registry import open_backend, parse_url, server_of
@@ -119,6 +120,52 @@ def test_a_login_page_for_everything(
         answering(standin, monkeypatch, lambda _, page=page: replace(page))
         with pytest.raises(UnreachableError, match="not OneDrive"):
             CALLS[kind](backend)
+
+
+ODD = {
+    "nested too deep": (200, b"[" * 200_000),
+    "an error nested too deep": (409, b'{"error":' * 3000),
+    "no object": (200, b'["a"]'),
+    "a number": (200, b"1e999"),
+    "no text": (201, b"\xff\xfe"),
+    "an item without anything": (200, b"{}"),
+    "an item of other types": (
+        200,
+        b'{"id": 7, "name": [], "size": true, "file": 1, "parentReference": "x", "eTag": {}}',
+    ),
+    "a size below nothing": (201, b'{"id": "i", "name": "n", "size": -1, "file": {}}'),
+    "a size beyond all": (200, b'{"id": "i", "name": "n", "size": 18446744073709551616, "file": {}}'),
+    "a digest that is none": (200, b'{"id": "i", "size": 1, "file": {"hashes": {"quickXorHash": "\\u00e4=="}}}'),
+    "a quota of words": (200, b'{"quota": {"remaining": "much", "total": []}}'),
+    "an error that is none": (409, b'{"error": [7]}'),
+    "an error with an end of a line": (400, b'{"error": {"code": "a\\r\\nb hunter2", "innerError": [1]}}'),
+    "a session that leads nowhere": (200, b'{"uploadUrl": "file:///etc/passwd"}'),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_answers_of_another_kind(
+    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    """Each call ends with an error of the contract, or says that nothing is told."""
+    monkeypatch.setattr(module, "PUT_BYTES_MAX", 10)
+    status, body = ODD[odd]
+    answering(standin, monkeypatch, lambda _: Answer(status, body, {"Content-Type": "application/json"}))
+    calls = {**CALLS, "large": lambda b: b.put("d/large", bytes(20)), "probe": lambda b: b.probe()}
+    for kind, call in calls.items():
+        backend._folder = None
+        if (kind, odd) in {("space", name) for name in ODD} | {("digest", "a digest that is none")}:
+            with contextlib.suppress(BackendError):
+                assert call(backend) in (Space(None, None), Digest(1, None))
+        elif odd == "a digest that is none" and kind in ("stat", "get nothing", "put"):
+            assert call(backend) in (1, b"", None)  # the rest of that answer is sound
+        elif odd == "an item of other types" and kind == "list":
+            continue
+        else:
+            with pytest.raises(BackendError) as caught:
+                call(backend)
+            assert "hunter2" not in str(caught.value), kind
+            assert "passwd" not in str(caught.value), kind
 
 
 # The login.

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BENCHMARKS = Path(__file__).parents[1]
-sys.path[:0] = [str(BENCHMARKS), *(str(BENCHMARKS.parent / name) for name in ("servers", "kits"))]
+sys.path[:0] = [str(BENCHMARKS), *(str(BENCHMARKS.parent / name) for name in ("servers", "kits", ""))]
 
 import pytest
 import workloads
@@ -67,7 +67,20 @@ def _gdrive(root: Path) -> Iterator[Cloud]:
         yield Cloud(standin, env, "325,000 units a minute and user, 1,000,000 a project; 750 GB of uploads a day")
 
 
-CLOUDS = {"dropbox": _dropbox, "gdrive": _gdrive}
+@contextlib.contextmanager
+def _onedrive(root: Path) -> Iterator[Cloud]:
+    from servers.onedrive_standin import OneDriveStandin, linked
+
+    with pytest.MonkeyPatch.context() as patch, linked(OneDriveStandin(), root, patch) as standin:
+        names = (standin.variable, "XDG_CONFIG_HOME", "XDG_STATE_HOME", "METASYNC_KEYRING")
+        env = {name: os.environ[name] for name in names}
+        limits = (
+            "work or school: 3,000 requests in 5 minutes and user, 1,250 units a minute and app; personal: no number"
+        )
+        yield Cloud(standin, env, limits)
+
+
+CLOUDS = {"dropbox": _dropbox, "gdrive": _gdrive, "onedrive": _onedrive}
 """By the scheme of their URLs."""
 
 
