@@ -190,7 +190,11 @@ class OneDriveStandin(Standin):
             return self._drive(request)
         if below.startswith("/items/"):
             with self.lock:
-                return json_answer(self._shown(self._by_id(below.removeprefix("/items/"))))
+                one = self._by_id(below.removeprefix("/items/"))
+                if request.method == "DELETE":
+                    self._remove(one)
+                    return Answer(204, b"")
+                return json_answer(self._shown(one))
         if not below.startswith("/special/approot"):
             raise Refused(403, "accessDenied")
         path, verb = _split(below.removeprefix("/special/approot"))

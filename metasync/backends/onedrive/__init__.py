@@ -54,6 +54,7 @@ _PAGE_ITEMS: Final = 1000
 _PATH_CHARS_MAX: Final = 200  # OneDrive takes 400 for a whole path, and ours have some 130 below the folder
 _NEXT: Final = "@odata.nextLink"
 _APPROOT: Final = "/v1.0/me/drive/special/approot"
+_ITEMS: Final = "/v1.0/me/drive/items"
 _SELECT: Final = "?$select=id,name,size,file,folder,parentReference,eTag"
 
 _ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
@@ -173,15 +174,20 @@ class OneDriveBackend:
         return tuple(Listed(name, names[name]) for name in sorted(names))
 
     def delete(self, path: str) -> None:
+        """By the file's id, which is asked for first: by its path a folder of that name would go with all in it."""
         split_path(path)
         attempt = self._attempt("delete", path)
         try:
-            answer = self._object("DELETE", path, "", attempt)
+            found = found_in(object_of(self._object("GET", path, _SELECT, attempt), attempt, 200))
         except NotFoundError:
             return
-        if answer.status != 204:
-            raise refused(answer, attempt)
+        if found is None or not found.item_id:
+            raise not_graph(attempt, "a file without an id")
         self._saw()
+        if not found.is_folder:
+            answer = self._graph.ask("DELETE", f"{_ITEMS}/{quote(found.item_id, safe='!')}", attempt)
+            if answer.status != 204 and not is_absent(answer):
+                raise refused(answer, attempt)
 
     def identity(self) -> bytes:
         """By the ids of the drive and the folder: one that was moved or renamed keeps them, a copy has others."""

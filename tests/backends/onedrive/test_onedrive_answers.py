@@ -114,8 +114,6 @@ def test_a_login_page_for_everything(
     """Nothing in it may pass for data, for a write, or for nothing."""
     monkeypatch.setattr(backend, "_folder", None)
     for status in (200, 201, 204, 401):
-        if (kind, status) == ("delete", 204):  # which is what Graph says, too
-            continue
         page = Answer(status, b"" if status == 204 else PAGE, HTML)
         answering(standin, monkeypatch, lambda _, page=page: replace(page))
         with pytest.raises(UnreachableError, match="not OneDrive"):
@@ -418,6 +416,16 @@ def test_a_root_that_is_not_there(standin: OneDriveStandin) -> None:
     with pytest.raises(UnreachableError, match="no such folder"):
         open_backend(parse_url("onedrive:/nothing")).identity()
     assert standin.files() == {}
+
+
+def test_a_folder_is_not_deleted_for_an_object(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    """By its path it would go with all that is in it."""
+    backend.put("d/a/inner", b"12")
+    backend.delete("d/a")
+    assert backend.get("d/a/inner", max_bytes=9) == b"12"
+    with pytest.raises(NotFoundError):
+        backend.stat("d/a")
+    assert not [e for e in standin.log if e.request.method == "DELETE"]
 
 
 def test_names_that_onedrive_does_not_take(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
