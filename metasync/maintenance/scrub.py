@@ -286,7 +286,8 @@ class _Scrub:
         """See `read_in_turn`."""
         s = self.s
         self.state = state = s.newest_state()
-        self.heard = self._begun({row.backend: row for row in s.db.records(LOOKS)})
+        known = {row.backend: row for row in s.db.records(LOOKS)}
+        self.heard = self._begun(known)
         hung = s.db.get(HUNG_KEY) or {}
         due = [h for h in self.heard if self._is_to_read(h) and h.place.name not in hung]
         scrub_record.hear(s, state, self.heard, due)
@@ -294,10 +295,13 @@ class _Scrub:
         if due:
             self._read_copies(due, s.load(state))
             wrong_copies.note(s.db, [f.record.name for f in self.findings if f.good])
-        self._note(s)
         if not self.findings:
             scrub_record.tell(s, state, self.heard)
-        return not any(map(self._is_to_read, due))
+        is_done = not any(map(self._is_to_read, due))
+        for h in self.heard:
+            h.look = known.get(h.look.backend, h.look)._replace(read_to=h.look.read_to, read_ns=h.look.read_ns)
+        self._note(s)
+        return is_done
 
     def _read_due(self, h: Heard, packs: Iterable[PackRecord]) -> None:
         """Reads the copies on a backend that are due, and notes up to where. It stops where a copy cannot be had."""

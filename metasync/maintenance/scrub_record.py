@@ -57,6 +57,7 @@ def hear(s: Session, state: State, heard: Sequence[Heard], some: Sequence[Heard]
         seen = found[h.place.name]
         if seen is None or seen.stores != h.look.stores:
             continue
+        h.seen = seen
         if not seen.wrong and seen.device_id != s.device.device_id and is_within(seen.at_ns, now, DAY_NS):
             h.look = h.look._replace(others_ns=seen.at_ns, since_ns=h.look.since_ns or now)
         if h.look.read_ns < seen.read_ns <= now + LATER_NS:
@@ -68,8 +69,10 @@ def tell(s: Session, state: State, heard: Sequence[Heard]) -> None:
     """Tells the other devices of the listings, and of the copies that were read. A refusal fails nothing."""
     tasks = {}
     for h in (h for h in heard if h.is_to_tell):
-        look, wrong = h.look, sum(map(len, h.wrong.values()))
-        seen = Scrubbed(b"", look.backend, look.stores, look.at_ns, wrong, look.read_to, look.read_ns)
+        look, at_ns, wrong = h.look, h.look.at_ns, sum(map(len, h.wrong.values()))
+        if h.how != "listed" and h.seen is not None and h.seen.at_ns > at_ns:  # what is told of a listing stays told
+            at_ns, wrong = h.seen.at_ns, h.seen.wrong
+        seen = Scrubbed(b"", look.backend, look.stores, at_ns, wrong, look.read_to, look.read_ns)
         tasks[h.place.name] = _write(s.group.participant, state, seen, keepers(heard, h))
     if tasks:
         s.runtime.run(together(tasks))

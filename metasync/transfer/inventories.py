@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from metasync.backends import walk
 from metasync.backends.api import Inventory, Item
@@ -21,6 +21,9 @@ from metasync.store import inventory
 from metasync.store.index import PackId
 from metasync.store.inventory import Listing, Told
 from metasync.transfer.copies import Place, pack_path
+
+if TYPE_CHECKING:
+    from metasync.consensus.records.scrubbed import Scrubbed
 
 PACKS_MAX: Final = 1 << 24  # told by one backend at once: 300 MB; more than that is a listing without an end
 PAGES_MAX: Final = 1 << 16
@@ -134,6 +137,7 @@ class Heard:
     """One backend in a scrub. `look`: what was known of it before, and then after; `told`: None until it is needed.
 
     counts   whether a copy in a storage id counts: what a change of the backends has given up may go at any time
+    seen     what another device said of it, or this one before
     changes  what its feed told: by pack, the entry, or None where it is gone
     wrong    by partition, the keys of packs that it has not as the index wants them
     """
@@ -144,6 +148,7 @@ class Heard:
     why: str = ""
     failed: BackendError | None = None
     counts: Callable[[bytes, bytes], bool] = lambda _storage_id, _name: True
+    seen: Scrubbed | None = None
     told: Told | None = None
     changes: dict[PackId, bytes | None] = field(default_factory=dict)
     wrong: dict[int, list[bytes]] = field(default_factory=dict)

@@ -238,3 +238,21 @@ def test_devices_share_the_reading(lab: Lab, clock: Clock, reads: list[str]) -> 
     assert there >= len(copies(lab))
     other.push()
     assert len(reads) == there
+
+
+def test_what_is_read_by_a_push_takes_no_listing_back(lab: Lab, clock: Clock, reads: list[str]) -> None:
+    """The record of a backend tells both: a third device need not list, and the first one's look is as it was."""
+    w = pushed(lab)
+    other = lab.clone(lab.urls(*NAMES))
+    other.push()
+    clock.pass_days(1.5)
+    other.push()
+    clock.pass_days(1.5)
+    w.configure("scrub.days", "0")  # it lists, and leaves the reading to others
+    assert {b.how for b in w.scrub().backends} == {"listed"}
+    looked = {b.name: b.looked_ns for b in w.status().backends}
+    push(other, "theirs", 50)
+    lab.reopen(other)
+    third = lab.clone(lab.urls(*NAMES), device="third")
+    assert {b.how for b in third.scrub().backends} == {"not due"}
+    assert {b.name: b.looked_ns for b in w.status().backends} == looked
