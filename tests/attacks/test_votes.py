@@ -129,3 +129,13 @@ def test_one_block_in_each_store_tells_nobody_of_a_fork(forms: dict[str, Form]) 
     sleeper = p.group(5, 1)
     assert p.world.do(sleeper.get_recent(p.ws.genesis), {}) == y
     assert sleeper.evidence == ()
+
+
+def test_two_contrary_decided_in_the_blocks_of_one_device_are_no_votes_either() -> None:
+    """Of votes it may cast one in a round; DECIDED is none, and the device is not named for having voted twice."""
+    p = Place(forms=dict.fromkeys("abc", "block"))
+    for op in (b"one-", b"two-"):
+        p.forger.tell(p.ws.genesis, p.names, Kind.DECIDED, NOBODY, p.forger.lie(p.ws.genesis, op))
+    sleeper = p.group(5, 1)
+    assert p.world.do(sleeper.get_recent(p.ws.genesis), {}) == p.x
+    assert not any("two values" in why for why in sleeper.take_void_values().values())

@@ -229,7 +229,7 @@ class Moving(Session):
 
         self.s.runtime.start, self.s.runtime.wait = self._start, self._wait
         self.mover: Any = SimpleNamespace(
-            s=self.s, tally=self.tally, bring_all=bring_all,
+            s=self.s, tally=self.tally, bring_all=bring_all, ends=None,
             base=SimpleNamespace(index=SimpleNamespace(packs=lambda: named), state=None),
             places=SimpleNamespace(is_surplus=lambda backend_id, storage_id, _: storage_id == backend_id == IDS["a"]),
         )  # fmt: skip
@@ -282,6 +282,19 @@ def test_so_many_are_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     w = Moving(*(f"{n:02x}" for n in range(10)))
     assert w.free().copies == {"a": 10}
     assert w.at_once == 3
+
+
+def test_what_time_does_not_allow_is_left_for_another_time() -> None:
+    """Nothing more is begun, and it is looked for again."""
+    w = Moving("aa", "bb")
+    w.mover.ends = SimpleNamespace(is_over=True)
+    freed = w.free()
+    assert (freed.copies, freed.is_all) == ({}, False)
+    assert len(w.packs("a")) == 2
+    assert w.db == {}
+    w.mover.ends.is_over = False
+    assert w.free().is_all
+    assert not w.packs("a")
 
 
 def test_it_is_looked_for_once_after_each_change_of_the_backends() -> None:
