@@ -43,7 +43,7 @@ from metasync.workspace import Workspace
 CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 PASSPHRASE = "correct horse battery staple"
 NAMES = ("a", "b", "c", "d")
-SIZES = (1_000, 10_000, 100_000)  # and on request: ROWS=scrub=1000000, which takes 20 minutes and 6 GB
+SIZES = (1_000, 10_000, 100_000)  # and on request: ROWS=scrub=1000000, which takes 4 GB and, on a busy machine, an hour
 RING_PACKS = 200
 HEAD_BYTES = 500
 SEGMENT_PACKS = 50_000
