@@ -50,6 +50,7 @@ _FRAGMENT_BYTES: Final = 50 << 20  # a multiple of 320 KiB, below 60 MiB (docs o
 _SEEN_S: Final = 2.0  # the folder counts as there for so long after it was seen; saves a request for a missing object
 _ADDRESSES_MAX: Final = 4  # asked for in one get, where somebody replaces the object all the time
 _PAGES_MAX: Final = 2000
+_PROBE_NAMES: Final = 3  # a store that is late is so now and then
 _PAGE_ITEMS: Final = 1000
 _PATH_CHARS_MAX: Final = 200  # OneDrive takes 400 for a whole path, and ours have some 130 below the folder
 _NEXT: Final = "@odata.nextLink"
@@ -233,7 +234,11 @@ class OneDriveBackend:
 
     def probe(self) -> LogForm:
         """The form, or "none" if what was put is not seen at once, or a taken name is given away. It disproves only."""
-        return self.form if keeps_creates(self, races=False) else "none"
+        try:
+            kept = all(keeps_creates(self, races=False) for _ in range(_PROBE_NAMES))
+        except NotFoundError:
+            kept = False
+        return self.form if kept else "none"
 
     # Requests.
 
