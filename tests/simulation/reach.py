@@ -146,9 +146,14 @@ class Library:
 
 
 def _needed(snapshot: Snapshot, retained: Retained) -> list[bytes]:
-    """The snapshots that a kept one stands on: the version before that is kept, and what a merge replaced."""
+    """The snapshots that a kept one stands on: the version before that is kept, and what a merge replaced.
+
+    What was replaced was no version. The one that it was made from stands in the history of versions, if it is kept.
+    """
     v = version_of(snapshot)
-    gap = retained.over(v - 1) if v else None
+    if not v:
+        return list(snapshot.parents[1:])
+    gap = retained.over(v - 1)
     if gap is None:
         return list(snapshot.parents)
     return [gap.below] * (gap.below != ZERO_HASH) + list(snapshot.parents[1:])
