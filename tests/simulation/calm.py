@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CALM_ROUNDS: Final = 8  # in which all clients must come to one tree after the last fault
 LOOKS_AFTER_LIES: Final = 6
 CALM_S: Final = 3_600.0  # for a round, in virtual time
+_LAST_ROUND: Final = "it promised the last round"
 _UNDELETED: Final = "were deleted"  # of what `leaps` says where floors may be true or not
 
 
@@ -164,7 +165,10 @@ class Calm:
         return True
 
     def _was_emptied(self, op: Operation) -> bool:
-        """Whether those who could decide the version that an error names are too few by now."""
+        """Whether those who could decide the version that an error names are too few by now.
+
+        One that an insider had promise the last round, before the fence reached it, tells what it voted and no more.
+        """
         assert self.play.witness is not None
         named = re.match(rf"version (\d+): |.*the logs after version (\d+) (are gone|{_UNDELETED})", op.error)
         v = 0 if named is None else int(named[1] or int(named[2]) + 1)
@@ -175,7 +179,8 @@ class Calm:
             any(p.endswith(f"/{a.acceptor_id.hex()}/birth") for p in self.play.stores_by[e.identity].objects)
             for e, a in config.acceptors
         )
-        return left < config.quorum
+        stopped = any(strike.kind == "last" for strike in self.play.plan.insider)
+        return left - stopped * op.error.count(_LAST_ROUND) < config.quorum
 
     def _tell_revoked(self, actor: Actor) -> None:
         """Whose device was revoked is told so, and has no part in anything any more."""

@@ -32,7 +32,7 @@ REAL_ROUNDS: Final = 10  # in one workspace, as a rule
 SHAPES: Final = ((3, 2), (4, 2), (5, 3))  # backends, copies; with four of them one may lie
 HARMS: Final = ("wiped", "rotten", "rotten", "late", "rolled back")
 TRIES: Final = 20
-HUNG_S: Final = 60.0
+HUNG_S: Final = 120.0
 PACKS_HIT_MAX: Final = 6
 FILES_MAX: Final = 20
 PUSH_EVERY_S: Final = 1.0
@@ -72,6 +72,7 @@ def push_on(directory: str, urls: Mapping[str, str], seed: int, stop: Event, set
             told["push: ok"] += 1
         except MetaSyncError as e:
             told[f"push: {type(e).__name__}"] += 1
+            _write(root, "error", f"{type(e).__name__}: {e.message}".encode())
         # On a machine that is busy pushes without a pause would let no change of the backends through.
         stop.wait(rng.expovariate(1 / PUSH_EVERY_S) + REST_SHARE * (time.monotonic() - began))
     _write(root, "own", json.dumps({"own": {p: d.hex() for p, d in own.items()}, "told": told}).encode())
@@ -287,8 +288,13 @@ class RealCampaign:
         hung, pause = time.monotonic() + HUNG_S, multiprocessing.Event()
         while not until():
             assert all(p.is_alive() for p in self.pushers), "a device's process ended"
-            assert time.monotonic() < hung, f"not within {HUNG_S:.0f} s: {what}"
+            assert time.monotonic() < hung, f"not within {HUNG_S:.0f} s: {what}; {self._errors()}"
             pause.wait(0.05)
+
+    def _errors(self) -> dict[str, str]:
+        """What the devices were told last when a push failed."""
+        files = [folder.with_name(f"{folder.name}.error") for folder in self.folders[1:]]
+        return {file.stem: file.read_text("utf-8") for file in files if file.exists()}
 
     # the end
 
@@ -302,6 +308,7 @@ class RealCampaign:
         for folder in (*self.folders, *self.folders):
             with Workspace.open(folder) as w:
                 w.sync("", force=True)
+        self._make_whole()  # a push ends with a quorum, and what it left to do then is not done by others
         fresh = self.directory / "fresh"
         self._clone(fresh)
         for folder in (*self.folders, fresh):
