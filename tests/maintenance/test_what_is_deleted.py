@@ -297,6 +297,27 @@ def test_what_time_does_not_allow_is_left_for_another_time() -> None:
     assert not w.packs("a")
 
 
+@pytest.mark.parametrize(("at_once", "asked", "left"), [(1, 1, 2), (1, 4, 2), (1, 5, 1), (1, 6, 0), (2, 5, 0)])
+def test_what_time_does_not_allow_is_left_wherever_it_ends(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, asked: int, left: int
+) -> None:
+    """After so many looks at the clock: while copies are listed, or between two that are deleted. What is done when
+    all is deleted is done."""
+    monkeypatch.setattr(surplus, "PACKS_ASKED_AT_ONCE", at_once)
+    w = Moving("aa", "bb")
+    looks: list[int] = []
+
+    class Ends:
+        @property
+        def is_over(self) -> bool:
+            looks.append(1)
+            return len(looks) > asked
+
+    w.mover.ends = Ends()
+    assert w.free().is_all is (left == 0)
+    assert len(w.packs("a")) == left
+
+
 def test_it_is_looked_for_once_after_each_change_of_the_backends() -> None:
     w = Moving("aa")
     w.free()
@@ -397,6 +418,16 @@ def test_nothing_goes_while_it_is_in_use_or_read(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="still in use"):
         w.wipe()
     assert len(w.stores["a"]) == 3
+
+
+def test_nothing_goes_while_one_that_votes_does_not_know_of_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be left alone, and then needs what lies there."""
+    w = Removed(monkeypatch)
+    monkeypatch.setattr(witnesses, "unaware", lambda *_: {"b": "b: it has not heard of version 7"})
+    with pytest.raises(UnreachableError, match=r"a is removed, and nothing was deleted there: .*\(b: it has not heard"):
+        w.wipe()
+    assert len(w.stores["a"]) == 3
+    assert w.KEY in w.db[WIPE_KEY], "the way to it is still needed"
 
 
 def test_what_could_not_be_deleted_leaves_the_folder_and_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
