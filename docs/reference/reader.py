@@ -563,10 +563,7 @@ def ids_in(folder: Path, report: Report) -> list[Path]:
 
 
 def key_files(spaces: list[Path], what: str, decode: Any, report: Report) -> list[tuple[Record, set[Path]]]:
-    """The slots or rings whose bytes have the hash in their name, and where each lies.
-
-    Newer ones stop only if there are no others (2).
-    """
+    """Slots or rings whose bytes have the hash in their name, and their places. Newer ones stop if there are no more."""
     places: dict[bytes, set[Path]] = {}
     found, newer = [], None
     for path in (path for space in spaces for path in sorted((space / "keys").iterdir())):
@@ -894,11 +891,12 @@ class Workspace:
         for era, key in product({above.era, max(0, above.era - 1)}, self.keys.all()):
             where = "const/" + mac(hkdf(key, b"", "log names"), b"states", number(4, era), number(8, v // 1024))
             found += [(record, 15, self.ns_id) for _, record in self.copies(where)]
-        for place, epoch in ((p, e) for p in self.places for e in {above.epoch, max(1, above.epoch - 1)}):
-            record = read_file(self.log_path(place, Record(v=v, era=above.era, epoch=epoch, keyring=b""), b"", 0))
-            found += [(record, 3, self.ns_id + bytes.fromhex(place.name) + number(8, v + 1) + number(4, 0))] * bool(
-                record
-            )
+        for place, epoch in product(self.places, {above.epoch, max(1, above.epoch - 1)}):
+            ref = Record(v=v, era=above.era, epoch=epoch, keyring=b"")
+            for index in range(256):  # a device that lies may have written the first ones
+                if (record := read_file(self.log_path(place, ref, b"", index))) is None:
+                    break
+                found.append((record, 3, self.ns_id + bytes.fromhex(place.name) + number(8, v + 1) + number(4, index)))
         for record, kind, binding in found:
             try:
                 raw = self.open(record, kind, binding, "an older state")

@@ -1,8 +1,8 @@
 """The chain of states: walking it backwards by hash, and following its keys (consensus.md, rules 1.1, 1.12, 3.3).
 
 State u stands, as the base of every entry of version u+1, in the acceptors' logs. So an ancestor is fetched from entry
-0 of the next version, or from `const/` once that log is deleted (`truncation`), and its hash proves it. Steps along
-`skip` make the walk short (`records.state`).
+0 of the next version, from a later one where that stands on a lie, or from `const/` once that log is deleted
+(`truncation`), and its hash proves it. Steps along `skip` make the walk short (`records.state`).
 
 A state of a key epoch that this device does not hold names its keyring by hash, so whichever acceptor's copy matches is
 the one that was agreed. It is signed by the admin key of the epoch before, back to `ns_id`, and opened with the
@@ -45,8 +45,9 @@ from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet, decode_certificate
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_ring, read_ring, ring_place
 from metasync.keys.slots import is_intact
-from metasync.runtime.effects import Op, Reply, Task
+from metasync.runtime.effects import Op, Reply, Task, Work
 
+LATER_MAX: Final = 256  # entries of a log that are looked through for a state
 ERAS_MAX: Final = 8  # an acceptor that is in none of the last eras is not there to be asked
 WRITERS_MAX: Final = 1024  # devices whose first blocks are asked for
 
@@ -131,9 +132,36 @@ def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch
     held = sorted((e for e, _ in keys.epoch_keys), reverse=True)  # the last state of a block may be of a later epoch
     for name in (keys.states_name(e, era, v // VERSIONS_PER_FOLDER) for era in eras for e in held):
         copies += [Copy(link, const_path(a, name), partial(open_state_in_block, keys, digest)) for a, link in reachable]
-    state: State = yield from get_anywhere(copies, CONST_BYTES_MAX, f"the state of version {v}")
+    try:
+        state: State = yield from get_anywhere(copies, CONST_BYTES_MAX, f"the state of version {v}")
+    except DamagedError:
+        found = yield from _in_later_entries(keys, digest, after, list(product(in_logs, places)))
+        if found is None:
+            raise
+        state = found
     m.remember_state(state)
     return state
+
+
+def _in_later_entries(
+    keys: WorkspaceKeys, digest: bytes, v: int, logs: Sequence[tuple[tuple[bytes, str], State]]
+) -> Task:
+    """-> the state of this hash that an entry of version v beyond the first stands on; None if none does.
+
+    A device that lies may write the first entry of each log, on a state of its own making.
+    """
+    for (acceptor_id, link), at in logs:
+        for idx in range(1, LATER_MAX):
+            path = entry_path(keys, at.epoch, at.era, acceptor_id, v, idx)
+            reply: Reply = yield Op(link, "get", path, max_bytes=CONST_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+            if reply.error is not None:
+                break
+            try:
+                opened = partial(base_of_entry, keys, digest, at, acceptor_id, v, reply.value, idx=idx)
+                return (yield Work(opened))
+            except (FormatError, UpgradeError):
+                continue
+    return None
 
 
 def writers(m: Participant, instance: Instance) -> list[bytes]:

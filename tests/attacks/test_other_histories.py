@@ -70,6 +70,20 @@ def test_an_entry_on_a_state_that_never_was_stops_nobody(n: int, f: int, on: int
     p.all_agree([p.x, y])
 
 
+@pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
+def test_a_state_is_found_behind_entries_that_stand_on_others(n: int, f: int) -> None:
+    """The same on all backends, several times: the way back through that version can be gone all the same.
+
+    Without it nobody could skip a version that cannot be read, nor make up its mind about a chain.
+    """
+    p = Place(n, f)
+    for number in range(3):
+        p.forger.tell(p.forger.lie(p.ws.genesis, bytes([number])), p.names, Kind.PREPARE, p.forger.round(number + 1))
+    y = p.push(p.group(2, 1), p.x, b"y")
+    who_knows_nothing = p.group(4, 1)
+    assert p.world.do(who_knows_nothing.state_at(y, 1), {}) == p.x
+
+
 @ALL_FORMS
 def test_so_it_is_where_blocks_vote(forms: dict[str, Form]) -> None:
     """The same in the first block of the next version."""

@@ -618,7 +618,7 @@ def test_backend_check_in_json_outside_a_workspace(lab: Lab, monkeypatch: pytest
     assert ran.json["reasons"] == ["its URL says role=storage"]
     assert ran.json["url"] == f"file://{lab.root}/my%20stick"
     assert ran.json["requests"] > 1000
-    assert {c["result"] for c in ran.json["checks"] if c["name"] not in ("digest", "inventory")} <= {"passed", "weak"}
+    assert {c["result"] for c in ran.json["checks"] if c["name"] not in ("digest", "watch")} <= {"passed", "weak"}
     assert [path.name for path in stick.iterdir()] == ["mine.txt"]
 
 

@@ -243,13 +243,15 @@ def open_block(
     return signed
 
 
-def base_of_entry(keys: WorkspaceKeys, digest: bytes, place: State, acceptor_id: bytes, v: int, data: bytes) -> State:
-    """The state of this hash, which an entry 0 of version v stands on. `place`: a state of the entry's era and epoch.
+def base_of_entry(
+    keys: WorkspaceKeys, digest: bytes, place: State, acceptor_id: bytes, v: int, data: bytes, *, idx: int = 0
+) -> State:
+    """The state of this hash, which an entry of version v stands on. `place`: a state of the entry's era and epoch.
 
     `FormatError` when it stands on another one. Whoever signed it, the hash vouches for the state.
     """
     ns_id, era, epoch = place.ns_id, place.era, place.epoch
-    signed = open_entry(keys, data, ns_id=ns_id, era=era, epoch=epoch, acceptor_id=acceptor_id, v=v, idx=0)
+    signed = open_entry(keys, data, ns_id=ns_id, era=era, epoch=epoch, acceptor_id=acceptor_id, v=v, idx=idx)
     return _base_named(signed, digest)
 
 
