@@ -563,7 +563,7 @@ def ids_in(folder: Path, report: Report) -> list[Path]:
 
 
 def key_files(spaces: list[Path], what: str, decode: Any, report: Report) -> list[tuple[Record, set[Path]]]:
-    """Slots or rings whose bytes have the hash in their name, and where. Newer ones stop only if there are no others."""
+    """Slots or rings whose bytes have the hash in their name, and where. Newer ones stop if there are no others (2)."""
     places: dict[bytes, set[Path]] = {}
     found, newer = [], None
     for path in (path for space in spaces for path in sorted((space / "keys").iterdir())):
