@@ -25,6 +25,7 @@ _BUILT_IN = {
     "memory": "metasync.backends.memory:MemoryBackend",
     "s3": "metasync.backends.s3:S3Backend",
     "azure": "metasync.backends.azure:AzureBackend",
+    "box": "metasync.backends.box:BoxBackend",
     "dropbox": "metasync.backends.dropbox:DropboxBackend",
     "gcs": "metasync.backends.gcs:GcsBackend",
     "gdrive": "metasync.backends.gdrive:GoogleDriveBackend",
@@ -42,6 +43,7 @@ _ALIASES = {"gs": "gcs", "webdav+https": "webdav"}
 
 _FORMS = {
     "azure": "azure://container/prefix?account=NAME",
+    "box": "box:/folder?account=NAME",
     "dropbox": "dropbox:/folder?account=NAME",
     "file": "file:///absolute/path",
     "gcs": "gcs://bucket/prefix",
@@ -175,6 +177,7 @@ def digest_kind(scheme: str) -> str | None:
 
 
 _DEFAULT_SERVERS = {
+    "box": "api.box.com",
     "dropbox": "api.dropboxapi.com",
     "gcs": "storage.googleapis.com",
     "gdrive": "www.googleapis.com",

@@ -59,7 +59,6 @@ def auth(
         _list(console)
     from metasync.backends._shared.logins.kept import Place
     from metasync.backends._shared.logins.linking import unlink
-    from metasync.backends.registry import is_own
     from metasync.commands import linking
     from metasync.reports.accounts import AuthReport
 
@@ -86,9 +85,7 @@ def auth(
     suffix = "" if label == "default" else f"?account={label}"
     lines = [
         f"Linked {which}. Its login is in {told.kept}.",
-        f"Its URLs are {known.name}:/FOLDER{suffix}, such as {known.name}:/metasync{suffix}"
-        if is_own(known.name)
-        else f"This version of MetaSync stores nothing at {known.title} yet.",
+        f"Its URLs are {known.name}:/FOLDER{suffix}, such as {known.name}:/metasync{suffix}",
     ]
     console.report("auth", lines, AuthReport((told,)))
 

@@ -163,7 +163,9 @@ _OURS: Final = frozenset({"connection", "content-length", "host", "user-agent"})
 
 
 def _body(request: requests.PreparedRequest) -> bytes:
-    body = request.body
+    body: Any = request.body
+    if hasattr(body, "read"):  # what an SDK would send piece by piece
+        body = body.read()
     return body.encode("utf-8") if isinstance(body, str) else cast(bytes, body or b"")
 
 

@@ -80,7 +80,19 @@ def _onedrive(root: Path) -> Iterator[Cloud]:
         yield Cloud(standin, env, limits)
 
 
-CLOUDS = {"dropbox": _dropbox, "gdrive": _gdrive, "onedrive": _onedrive}
+@contextlib.contextmanager
+def _box(root: Path) -> Iterator[Cloud]:
+    from box_standin import BoxStandin
+
+    standin = BoxStandin()
+    with running(standin), pytest.MonkeyPatch.context() as patch:
+        standin.link(patch, root)
+        names = (standin.variable, "XDG_CONFIG_HOME", "XDG_STATE_HOME", "METASYNC_KEYRING")
+        env = {name: os.environ[name] for name in names}
+        yield Cloud(standin, env, "1,000 requests and 240 uploads a minute and user")
+
+
+CLOUDS = {"box": _box, "dropbox": _dropbox, "gdrive": _gdrive, "onedrive": _onedrive}
 """By the scheme of their URLs."""
 
 

@@ -1,0 +1,129 @@
+"""What changed at Box: a list of what is there, the account's feed of events after it, and the long poll."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from metasync.backends.api import Change, Inventory, Item
+from metasync.backends.box.folders import File, Folders, file_of, is_under, text_of
+from metasync.errors import NotFoundError, RefusedError, UnreachableError
+
+EVENTS: Final = 500
+_GONE: Final = frozenset({"ITEM_TRASH"})
+_THERE: Final = frozenset(
+    {"ITEM_CREATE", "ITEM_UPLOAD", "ITEM_MOVE", "ITEM_RENAME", "ITEM_COPY", "ITEM_UNDELETE_VIA_TRASH"}
+)
+_WATCH_LATE_S: Final = 60
+_FEED_S: Final = 20 * 86_400.0  # Box keeps events for three weeks, and says nothing of those that it dropped
+
+
+class Feed:
+    """What lies below a folder of ours, and what changes there. `attempt` begins the messages of errors."""
+
+    def __init__(self, at: Folders) -> None:
+        self._at = at
+
+    def inventory(self, attempt: str, path: str, cursor: str) -> Inventory:
+        """A list of what is below, folder by folder, then the account's feed of events."""
+        fields = (cursor or f"list {self._at.ids.mark}").split(" ", 3)
+        kind, mark, begun, rest = (fields + [""] * 3)[:4]
+        if kind not in ("list", "feed") or mark != self._at.ids.mark or (cursor and not begun):
+            raise NotFoundError(f"{attempt}: this cursor is too old")
+        if kind == "feed":
+            if not rest.isdigit() or not 0 <= time.time() - int(rest) < _FEED_S:
+                raise NotFoundError(f"{attempt}: this cursor is too old")
+            return self._events(attempt, path, begun)
+        if not cursor:
+            begun = self.position(attempt)
+        after, _, marker = rest.partition(" ")
+        folders = sorted(one for one in self._at.all(attempt) if is_under(one[0], path))
+        at = next((one for one in folders if one[0] >= after), None)
+        if at is None:
+            return Inventory((), _feed(mark, begun), False)
+        name, folder_id = at
+        files, following = self._at.page(attempt, folder_id, marker if name == after else "")
+        items = []
+        for file in files:
+            whole = self._at.path_of(file)
+            if whole is not None and whole.startswith(f"{path}/"):
+                items.append(_item(file, whole, path))
+        if following:
+            return Inventory(tuple(items), f"list {mark} {begun} {name} {following}", True)
+        more = next((one[0] for one in folders if one[0] > name), None)
+        if more is None:
+            return Inventory(tuple(items), _feed(mark, begun), False)
+        return Inventory(tuple(items), f"list {mark} {begun} {more}", True)
+
+    def position(self, attempt: str) -> str:
+        """Where the feed of events stands now."""
+        return text_of(attempt, self._at.client.ask(attempt, lambda box: _now(box)).next_stream_position)
+
+    def watch(self, attempt: str, cursor: str, timeout_s: float) -> Change:
+        """What came since the cursor, else a long poll. It tells of all that changes in the account."""
+        if not cursor:
+            return Change(self.position(attempt), True)
+        told = self._news(attempt, cursor)
+        newest = text_of(attempt, told.next_stream_position)
+        if told.entries:
+            return Change(newest, True)
+        servers = self._at.client.ask(attempt, lambda box: box.events.get_events_with_long_polling())
+        urls = [str(one.url) for one in servers.entries or () if getattr(one, "url", None)]
+        if not urls:
+            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+        where = urls[0].replace("http://", "https://", 1)  # Box's description has both
+        url = f"{where}{'&' if '?' in where else '?'}stream_position={newest}"
+        _, _, body = self._at.client.fetch(attempt, url, within_s=round(timeout_s) + _WATCH_LATE_S)
+        return Change(newest, b'"new_change"' in body)
+
+    def _events(self, attempt: str, path: str, position: str) -> Inventory:
+        told = self._news(attempt, position)
+        items: dict[str, Item] = {}
+        for event in told.entries or ():
+            kind, source = str(getattr(event.event_type, "value", event.event_type)), event.source
+            if kind not in _GONE | _THERE or getattr(source, "type", None) is None:
+                continue
+            if str(getattr(source.type, "value", source.type)) != "file":
+                continue
+            file = file_of(attempt, source)
+            whole = self._at.path_of(file) or self._at.path_in_new(attempt, file)
+            if whole is None or not whole.startswith(f"{path}/"):
+                continue
+            if kind in _GONE:
+                if self._at.ids.get(whole) in (file.id, None):  # not where a new file has the name
+                    items[whole] = Item(whole[len(path) + 1 :], None)
+            else:
+                self._at.ids.note([(whole, file.id)])
+                items[whole] = _item(file, whole, path)
+        newest = text_of(attempt, told.next_stream_position)
+        return Inventory(tuple(items.values()), _feed(self._at.ids.mark, newest), bool(told.entries))
+
+    def _news(self, attempt: str, position: str) -> Any:
+        from box_sdk_gen.managers.events import GetEventsStreamType
+
+        if not position.isdigit():
+            raise NotFoundError(f"{attempt}: this cursor is too old")
+        try:
+            return self._at.client.ask(
+                attempt,
+                lambda box: box.events.get_events(
+                    stream_type=GetEventsStreamType.CHANGES, stream_position=position, limit=EVENTS
+                ),
+            )
+        except RefusedError as error:
+            raise NotFoundError(f"{attempt}: this cursor is too old") from error
+
+
+def _item(file: File, whole: str, path: str) -> Item:
+    return Item(whole[len(path) + 1 :], file.size, file.sha1, file.mark)
+
+
+def _now(box: Any) -> Any:
+    from box_sdk_gen.managers.events import GetEventsStreamType
+
+    return box.events.get_events(stream_type=GetEventsStreamType.CHANGES, stream_position="now")
+
+
+def _feed(mark: str, position: str) -> str:
+    """A cursor of the feed, with its time."""
+    return f"feed {mark} {position} {int(time.time())}"

@@ -1,0 +1,316 @@
+"""What the Box backend makes of answers: errors of the contract, names that are taken, a login that ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from box_standin import BoxStandin
+
+from metasync.backends.api import Digest
+from metasync.backends.box import BoxBackend
+from metasync.backends.registry import open_backend, parse_url, server_of
+from metasync.errors import (
+    BackendError,
+    FullError,
+    MetaSyncError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+    UsageError,
+)
+
+Opened = Callable[..., BoxBackend]
+
+CALLS: dict[str, Callable[[BoxBackend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/new", b"other"),
+    "get": lambda b: b.get("d/a", max_bytes=9),
+    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "digest": lambda b: b.digest("d/a"),
+    "list": lambda b: b.list("d"),
+    "inventory": lambda b: b.inventory("d", ""),
+    "watch": lambda b: b.watch("d", "", 30),
+    "delete": lambda b: b.delete("d/a"),
+    "sweep": lambda b: b.sweep("d"),
+    "space": lambda b: b.space(),
+}
+each = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@pytest.fixture
+def filled(backend: BoxBackend, standin: BoxStandin) -> BoxBackend:
+    backend.put("d/a", b"0123")
+    standin.take_log()
+    return backend
+
+
+# --- requests
+
+
+def test_opening_asks_nobody(opened: Opened, backend: BoxBackend, standin: BoxStandin) -> None:
+    """Nor is the folder looked for again within a day, by any process."""
+    again = opened(create_root=False)
+    assert again.identity() == backend.identity()
+    assert not standin.take_log()
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\r\n--==\r\n", b"From \n.\n", bytes(range(256)) * 3])
+def test_any_bytes(backend: BoxBackend, standin: BoxStandin, data: bytes) -> None:
+    backend.put("d/a", data)
+    assert backend.get("d/a", max_bytes=9999) == data
+    assert standin.objects() == {"/top/ws/d/a": data}
+
+
+# --- searches that are late, and twins
+
+
+# --- the feed
+
+
+@pytest.mark.parametrize("cursor", ["feed other 1", "list", "x y z", "feed"])
+def test_a_cursor_of_another_life_of_the_ids_begins_anew(filled: BoxBackend, cursor: str) -> None:
+    with pytest.raises(NotFoundError, match="too old"):
+        filled.inventory("d", cursor)
+
+
+def test_a_feed_that_box_has_ended_begins_anew(filled: BoxBackend, standin: BoxStandin) -> None:
+    cursor = filled.inventory("d", "").cursor
+    standin.faults.ends_feeds = True
+    with pytest.raises(NotFoundError):
+        filled.inventory("d", cursor)
+
+
+# --- errors
+
+
+@each
+def test_an_error_of_boxs_own_may_pass(
+    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object]
+) -> None:
+    standin.switches.refused = [(500, None)]
+    with pytest.raises(BackendError) as caught:
+        call(filled)
+    assert type(caught.value) is BackendError
+    assert caught.value.retryable
+    assert len(standin.take_log()) == 1, "nothing is tried twice"
+
+
+@each
+@pytest.mark.parametrize(("status", "said", "after_s"), [(429, None, 1.0), (429, "7", 7.0), (503, "9", 9.0)])
+def test_box_asks_for_fewer_requests(
+    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object],
+    status: int, said: str | None, after_s: float,
+) -> None:  # fmt: skip
+    standin.switches.refused = [(status, said)]
+    with pytest.raises(BackendError) as caught:
+        call(filled)
+    assert caught.value.retry_after_s == after_s
+
+
+@each
+def test_an_answer_that_is_lost_or_half(
+    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object]
+) -> None:
+    for switch in ("lost", "dropped", "truncated"):
+        setattr(standin.switches, switch, 2)  # the first answer of a get has no body
+        with pytest.raises(UnreachableError):
+            call(filled)
+        setattr(standin.switches, switch, 0)
+        filled.put("d/a", b"0123")
+
+
+def test_a_full_account(filled: BoxBackend, standin: BoxStandin) -> None:
+    standin.switches.full = True
+    with pytest.raises(FullError) as caught:
+        filled.put("d/b", b"x")
+    assert caught.value.next_step
+    assert filled.get("d/a", max_bytes=9) == b"0123"
+
+
+# --- what is told of files
+
+
+def test_a_range_that_is_not_heeded(filled: BoxBackend, standin: BoxStandin) -> None:
+    standin.faults.range_whole = True
+    with pytest.raises(MetaSyncError):
+        filled.get("d/a", offset=1, length=2, max_bytes=9)
+
+
+def test_more_than_was_expected(filled: BoxBackend) -> None:
+    with pytest.raises(RefusedError):
+        filled.get("d/a", max_bytes=3)
+
+
+# --- the login
+
+
+@each
+def test_a_token_that_ended_is_renewed_once(
+    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object]
+) -> None:
+    standin.switches.ended.add(standin.token)
+    call(filled)
+    assert standin.renewals == 1
+
+
+def test_a_login_that_was_revoked(filled: BoxBackend, standin: BoxStandin) -> None:
+    standin.switches.revoked |= {standin.token, standin._refresh}
+    with pytest.raises(RefusedError) as caught:
+        filled.stat("d/a")
+    assert "metasync auth box" in str(caught.value.next_step)
+    assert "refresh" not in repr(caught.value) + repr(filled)
+
+
+# --- URLs and ids
+
+
+@pytest.mark.parametrize("text", ["box:", "box:/", "box:folder", "box://host/folder", "box:/a//b"])
+def test_urls_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_url(text)
+
+
+def test_its_server_is_box() -> None:
+    url = parse_url("box:/a folder/b?account=work&capacity=15GiB")
+    assert server_of(url) == "box api.box.com"
+    assert parse_url(url.location).location == url.location == "box:/a%20folder/b?account=work"
+
+
+def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"{tmp_path}")
+    with pytest.raises(RefusedError, match="box"):
+        open_backend(parse_url("box:/a"))
+
+
+# --- what is Box's own
+
+
+def test_requests_of_each_call(filled: BoxBackend, standin: BoxStandin) -> None:
+    """A get has the address of the bytes first; a delete looks, empties the name, and empties the trash."""
+    costs = {name: [call(filled), len(standin.take_log())][1] for name, call in CALLS.items()}
+    assert costs == {
+        "create": 1, "put": 1, "get": 2, "get part": 2, "stat": 1, "digest": 1, "list": 2, "inventory": 3, "watch": 1,
+        "delete": 3, "sweep": 2, "space": 1,
+    }  # fmt: skip
+
+
+def test_a_lookup_is_one_request(
+    filled: BoxBackend, opened: Opened, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """Another device, which knows no ids, learns the folders by one list, and then asks once for each name."""
+    monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path}/elsewhere")
+    other = opened(create_root=False)
+    assert other.stat("d/a") == 4
+    standin.take_log()
+    with pytest.raises(NotFoundError):
+        other.stat("d/none")
+    assert len(standin.take_log()) == 1
+
+
+@pytest.mark.parametrize("shape", ["object", "list"])
+def test_a_name_that_is_taken_tells_whose_it_is(filled: BoxBackend, standin: BoxStandin, shape: str) -> None:
+    standin.faults.conflicts = shape
+    filled._at.ids.forget("d/a")
+    assert not filled.create("d/a", b"x")
+    filled._at.ids.forget("d/a")
+    filled.put("d/a", b"anew")
+    assert filled.get("d/a", max_bytes=9) == b"anew"
+
+
+@pytest.mark.parametrize("code", ["name_temporarily_reserved", "operation_blocked_temporary"])
+def test_a_refusal_for_a_moment_says_nothing_of_the_name(backend: BoxBackend, standin: BoxStandin, code: str) -> None:
+    backend.put("d/b", b"")
+    standin.faults.code = code
+    with pytest.raises(BackendError) as caught:
+        backend.create("d/a", b"x")
+    assert caught.value.retry_after_s
+    assert backend.create("d/a", b"x")
+
+
+def test_a_download_that_is_not_ready(filled: BoxBackend, standin: BoxStandin) -> None:
+    standin.faults.unready, standin.faults.retry_after = 1, "5"
+    with pytest.raises(BackendError) as caught:
+        filled.get("d/a", max_bytes=9)
+    assert caught.value.retry_after_s == 5.0
+    assert filled.get("d/a", max_bytes=9) == b"0123"
+
+
+def test_a_large_object_goes_in_parts(
+    backend: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasync.backends.box.files.WHOLE_BYTES_MAX", 3000)
+    standin.session_bytes_min, standin.part_bytes = 1000, 1500
+    data = bytes(range(256)) * 20
+    assert backend.create("d/a", data)
+    assert not backend.create("d/a", data + b"x")
+    backend.put("d/a", data[::-1])
+    assert backend.get("d/a", max_bytes=9999) == data[::-1]
+
+
+def test_what_lies_in_the_trash_is_not_there(filled: BoxBackend, standin: BoxStandin) -> None:
+    standin.trash(next(i for i, item in standin.items.items() if item.name == "a"))
+    with pytest.raises(NotFoundError):
+        filled.stat("d/a")
+    assert filled.create("d/a", b"x")
+
+
+def test_a_trash_that_keeps_what_is_in_it(filled: BoxBackend, standin: BoxStandin) -> None:
+    """A policy of the enterprise: the name is free all the same."""
+    standin.faults.keeps_trash = True
+    filled.delete("d/a")
+    assert filled.create("d/a", b"x")
+
+
+def test_a_folder_that_is_gone_is_no_empty_folder(
+    filled: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasync.backends.box.folders.ROOT_SEEN_S", -1.0)
+    standin.trash(next(i for i, item in standin.items.items() if item.name == "ws"))
+    for name in ("stat", "list", "create"):
+        with pytest.raises(UnreachableError):
+            CALLS[name](filled)
+
+
+def test_a_folder_of_objects_that_somebody_removed_is_made_again(filled: BoxBackend, standin: BoxStandin) -> None:
+    standin.trash(next(i for i, item in standin.items.items() if item.name == "d"))
+    filled.put("d/a", b"again")
+    assert filled.get("d/a", max_bytes=9) == b"again"
+    assert filled.create("d/b", b"")
+
+
+def test_the_feed_tells_what_another_device_did(filled: BoxBackend, standin: BoxStandin) -> None:
+    page = filled.inventory("d", "")
+    assert [item.name for item in page.items] == ["a"]
+    folder = next(i for i, item in standin.items.items() if item.name == "d")
+    standin.add("b", b"by another", folder)
+    standin.trash(next(i for i, item in standin.items.items() if item.name == "a"))
+    news = filled.inventory("d", page.cursor)
+    assert {(item.name, item.size) for item in news.items} == {("a", None), ("b", 10)}
+    assert not filled.inventory("d", news.cursor).items
+
+
+def test_a_cursor_ends_before_box_forgets(filled: BoxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = filled.inventory("d", "").cursor
+    monkeypatch.setattr("metasync.backends.box.feed._FEED_S", 0.0)
+    with pytest.raises(NotFoundError, match="too old"):
+        filled.inventory("d", cursor)
+
+
+def test_a_watch_ends_with_what_changed(filled: BoxBackend, standin: BoxStandin) -> None:
+    begun = filled.watch("d", "", 30)
+    assert begun.changed
+    quiet = filled.watch("d", begun.cursor, 30)
+    assert not quiet.changed
+    filled.put("d/b", b"x")
+    assert filled.watch("d", quiet.cursor, 30).changed
+
+
+def test_digests_and_space(filled: BoxBackend, standin: BoxStandin) -> None:
+    assert filled.digest("d/a") == Digest(4, hashlib.sha1(b"0123", usedforsecurity=False).digest())
+    standin.faults.no_sha1 = True
+    assert filled.digest("d/a") == Digest(4, None)
+    space = filled.space()
+    assert space.total_bytes == standin.quota_bytes

@@ -1,0 +1,17 @@
+"""The Box backend on its stand-in: the contract, by Box's own library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from box_standin import BoxStandin
+from contract_kit import SMALL, passes
+
+from metasync.backends.box import BoxBackend
+from metasync.testing.contract import CHECKS, Check, Store, check_id
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_id)
+def test_contract(check: Check, opened: Callable[..., BoxBackend], standin: BoxStandin) -> None:
+    passes(check, Store(opened), SMALL)
