@@ -28,7 +28,12 @@ def test_contract(azure_server: azurite.AzuriteServer, check: Check, prefix: str
 def test_a_run_of_the_kit(azure_server: azurite.AzuriteServer) -> None:
     report = run(Store.at(azure_server.url("run")), scratch_name(), scale=replace(QUICK, kills=1, race_names=40))
     assert report.verdict == "may vote", report.reasons
-    assert {outcome.name for outcome in report.checks if outcome.result != "passed"} <= {"space", "digest", "race", "watch"}
+    assert {outcome.name for outcome in report.checks if outcome.result != "passed"} <= {
+        "space",
+        "digest",
+        "race",
+        "watch",
+    }
     assert report.left_behind == 0
 
 
