@@ -1,0 +1,106 @@
+"""One workspace over Dropbox, OneDrive, Box, an S3 store and a WebDAV server, and one with Google Drive as storage.
+
+The clouds are stand-ins with their own libraries in front; S3 and WebDAV are real servers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_kit import CHEAP, PASSPHRASE, edit_some, make_tree, quiet_environment, read_tree, same_trees
+from providers_kit import clone, urls_of
+
+from metasync.workspace import Workspace
+
+for library in ("dropbox", "box_sdk_gen", "googleapiclient"):
+    pytest.importorskip(library)
+
+from box_standin import BoxStandin  # noqa: E402  (after what may be missing)
+from dropbox_standin import DropboxStandin  # noqa: E402
+from gdrive_standin import GoogleDriveStandin  # noqa: E402
+from servers.onedrive_standin import OneDriveStandin, linked  # noqa: E402
+from standin import Standin, running  # noqa: E402
+
+pytestmark = pytest.mark.servers
+quiet_environment()
+
+
+@pytest.fixture
+def clouds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    home = tmp_path / "home"
+    with ExitStack() as stack:
+        made: dict[str, Any] = {"onedrive": stack.enter_context(linked(OneDriveStandin(), home, monkeypatch))}
+        others: dict[str, Any] = {"dropbox": DropboxStandin(), "box": BoxStandin(), "gdrive": GoogleDriveStandin()}
+        for name, one in others.items():
+            assert isinstance(one, Standin)
+            made[name] = stack.enter_context(running(one))
+            one.link(monkeypatch, home)
+        yield made
+
+
+def test_a_workspace_over_five(providers: dict[str, Any], clouds: dict[str, Any], tmp_path: Path) -> None:
+    """Outage, throttling and a token that ends, of one after the other, while two devices push."""
+    servers = urls_of(providers, tmp_path)
+    urls = {name: f"{name}:/notes?name={name}" for name in ("dropbox", "onedrive", "box")}
+    urls |= {name: servers[name] for name in ("s3", "webdav")}
+    rng = random.Random(12)
+    one, two = tmp_path / "one", tmp_path / "two"
+    make_tree(one, rng, files=40)
+    report = Workspace.init(one, name="all", backends=[*urls.values()], passphrase=PASSPHRASE, kdf=CHEAP,
+                            device_name="one", replicas=3)  # fmt: skip
+    assert report.voters == 5
+    with report.workspace as w:
+        w.push("first")
+        assert w.check().problems == ()
+    with clone(two, urls, "two"):
+        same_trees({"one": read_tree(one), "two": read_tree(two)})
+    with Workspace.open(one) as w:
+        w.push()  # takes the new device in, which stores that vote by blocks wait for
+    with Workspace.open(two) as w:
+        edit_some(two, rng, 10, "two")
+        w.push("from two")
+    for name in ("dropbox", "onedrive", "box"):
+        clouds[name].is_away = True
+        edit_some(one, rng, 3, f"without {name}")
+        with Workspace.open(one) as w:
+            w.pull()
+            assert w.push(f"without {name}").version is not None
+        clouds[name].is_away = False
+    clouds["box"].switches.refused = [(429, "600")] * 50
+    clouds["dropbox"].switches.ended.add(clouds["dropbox"].token)
+    with Workspace.open(two) as w:
+        w.pull()
+        edit_some(two, rng, 3, "throttled")
+        assert w.push("throttled").version is not None
+    with Workspace.open(one) as w:
+        w.pull()
+    same_trees({"one": read_tree(one), "two": read_tree(two)})
+
+
+def test_google_drive_as_storage(providers: dict[str, Any], clouds: dict[str, Any], tmp_path: Path) -> None:
+    servers = urls_of(providers, tmp_path)
+    urls = {"gdrive": "gdrive:/notes?name=gdrive", "dropbox": "dropbox:/notes?name=dropbox"}
+    urls |= {name: servers[name] for name in ("s3", "webdav")}
+    rng = random.Random(13)
+    one, two = tmp_path / "one", tmp_path / "two"
+    make_tree(one, rng, files=40)
+    report = Workspace.init(one, name="all", backends=[*urls.values()], passphrase=PASSPHRASE, kdf=CHEAP,
+                            device_name="one", replicas=3)  # fmt: skip
+    assert report.voters == 3
+    with report.workspace as w:
+        w.push("first")
+        assert w.check(read_data=True).problems == ()
+    assert any("/packs/" in name for name in clouds["gdrive"].objects())
+    with clone(two, urls, "two"):
+        same_trees({"one": read_tree(one), "two": read_tree(two)})
+    with Workspace.open(one) as w:
+        w.push()  # takes the new device in, which stores that vote by blocks wait for
+    clouds["dropbox"].is_away = True
+    with Workspace.open(two) as w:
+        edit_some(two, rng, 5, "two")
+        assert w.push("without Dropbox").version is not None
