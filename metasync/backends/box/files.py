@@ -88,8 +88,11 @@ class Files:
         raise AssertionError  # the last one raises
 
     def put(self, attempt: str, path: str, data: bytes) -> None:
-        """A new file, or a new version of the one that is there."""
+        """A new file, or a new version of the one that is there. The id that is kept may be another object's."""
         kept = self._at.ids.get(path)
+        if kept is not None and ((found := self._told(attempt, kept)) is None or self._at.path_of(found) != path):
+            self._forget(path)
+            kept = None
         for last in (False, False, True):  # its file may be gone, and then its folder
             try:
                 if kept is None:

@@ -154,10 +154,9 @@ class Files:
             return
 
     def remove_all(self, attempt: str, path: str) -> None:
-        """All twins of an object."""
-        gone = {file.id for file in self._search(attempt, path)}
-        if (kept := self._ids.get(path)) is not None:
-            gone.add(kept)
+        """All twins of an object. The id that is kept is looked up first: it may be another object's."""
+        known = self.look(attempt, path)
+        gone = {file.id for file in (*self._search(attempt, path), known) if file is not None}
         for file_id in gone:
             self.remove(attempt, file_id)
         self._ids.forget(path)

@@ -192,9 +192,22 @@ def test_requests_of_each_call(filled: BoxBackend, standin: BoxStandin) -> None:
     """A get has the address of the bytes first; a delete looks, empties the name, and empties the trash."""
     costs = {name: [call(filled), len(standin.take_log())][1] for name, call in CALLS.items()}
     assert costs == {
-        "create": 1, "put": 1, "get": 2, "get part": 2, "stat": 1, "digest": 1, "list": 2, "inventory": 3, "watch": 1,
+        "create": 1, "put": 2, "get": 2, "get part": 2, "stat": 1, "digest": 1, "list": 2, "inventory": 3, "watch": 1,
         "delete": 3, "sweep": 2, "space": 1,
     }  # fmt: skip
+
+
+def test_an_id_of_another_object_is_found_out_before_anything_is_written(
+    filled: BoxBackend, standin: BoxStandin
+) -> None:
+    filled.put("d/b", b"other")
+    ids = filled._at.ids
+    for call in (lambda: filled.put("d/a", b"anew"), lambda: filled.delete("d/a")):
+        ids.note([("d/a", str(ids.get("d/b")))])
+        call()
+        ids.forget("d/b")
+        assert filled.get("d/b", max_bytes=9) == b"other"
+    assert standin.objects() == {"/top/ws/d/b": b"other"}
 
 
 def test_a_lookup_is_one_request(
