@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SKIPPED_AT_ONCE_BYTES: Final = 1 << 18
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
+_ACCOUNT = re.compile(r"[a-z0-9._-]{1,40}")
 
 
 def prefix_of(url: BackendUrl, chars_max: int = 512) -> str:
@@ -31,6 +32,15 @@ def prefix_of(url: BackendUrl, chars_max: int = 512) -> str:
             next_step=f"Write {url.scheme}://{url.host}/prefix with a plain prefix.",
         )
     return prefix
+
+
+def check_account(url: BackendUrl) -> None:
+    """`UsageError` if `account` in a URL cannot be the label of a linked account."""
+    account = dict(url.params).get("account")
+    if account is not None and _ACCOUNT.fullmatch(account) is None:
+        raise UsageError(
+            f"not the label of an account: {account[:40]!r}", next_step="`metasync auth --list` has the labels."
+        )
 
 
 def server_address(text: str) -> SplitResult | None:

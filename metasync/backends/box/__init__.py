@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from metasync.backends._shared.race_probe import create_by, keeps_creates
-from metasync.backends._shared.urls import byte_range
+from metasync.backends._shared.urls import byte_range, check_account
 from metasync.backends.api import BackendUrl, Change, Digest, DigestKind, Inventory, Listed, LogForm, Space
 from metasync.backends.names import check_part, native_identity, split_folder, split_path
 from metasync.errors import UnreachableError, UsageError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from metasync.backends.box.folders import Folders
 
 _PART: Final = re.compile(r"[^\0-\x1f\x7f/\\]{1,200}")
-_ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
 
 
 class BoxBackend:
@@ -52,11 +51,7 @@ class BoxBackend:
                 f"not the path of a folder at Box: {(url.host + url.path)[:80]!r}",
                 next_step="Write box:/folder, with a plain name for the folder.",
             )
-        account = dict(url.params).get("account")
-        if account is not None and _ACCOUNT.fullmatch(account) is None:
-            raise UsageError(
-                f"not the label of an account: {account[:40]!r}", next_step="`metasync auth --list` has the labels."
-            )
+        check_account(url)
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> BoxBackend:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from metasync.backends._shared.http import MOST_S
 from metasync.backends._shared.race_probe import create_by, keeps_creates
-from metasync.backends._shared.urls import byte_range
+from metasync.backends._shared.urls import byte_range, check_account
 from metasync.backends.api import BackendUrl, Change, Digest, DigestKind, Inventory, Item, Listed, LogForm, Space
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
@@ -29,7 +29,6 @@ PAGES_MAX: Final = 1 << 12
 ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
 _PART_CHARS_MAX: Final = 200
 _PART: Final = re.compile(r'[^\0-\x1f\x7f/\\:?*"<>|]{1,200}')  # what all of Dropbox's clients take
-_ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _CURSOR: Final = re.compile(r"[!-~]{1,4000}")
 _WATCH_S: Final = (30, 480)  # that Dropbox takes
@@ -65,11 +64,7 @@ class DropboxBackend:
                 f"not the path of a folder in a Dropbox: {(url.host + url.path)[:80]!r}",
                 next_step="Write dropbox:/folder, with a plain name for the folder.",
             )
-        account = dict(url.params).get("account")
-        if account is not None and _ACCOUNT.fullmatch(account) is None:
-            raise UsageError(
-                f"not the label of an account: {account[:40]!r}", next_step="`metasync auth --list` has the labels."
-            )
+        check_account(url)
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> DropboxBackend:

@@ -18,7 +18,7 @@ import importlib.util
 import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from metasync.backends._shared.urls import byte_range
+from metasync.backends._shared.urls import byte_range, check_account
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Inventory, Listed, LogForm, Space
 from metasync.backends.names import check_part, is_name, native_identity, split_folder, split_path
 from metasync.errors import UnreachableError, UsageError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from metasync.backends.gdrive.files import Files
 
 _PART: Final = re.compile(r"[^\0-\x1f\x7f/\\']{1,200}")
-_ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
 
 
 class GoogleDriveBackend:
@@ -56,11 +55,7 @@ class GoogleDriveBackend:
                 f"not the path of a folder in a Google Drive: {(url.host + url.path)[:80]!r}",
                 next_step="Write gdrive:/folder, with a plain name for the folder.",
             )
-        account = dict(url.params).get("account")
-        if account is not None and _ACCOUNT.fullmatch(account) is None:
-            raise UsageError(
-                f"not the label of an account: {account[:40]!r}", next_step="`metasync auth --list` has the labels."
-            )
+        check_account(url)
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> GoogleDriveBackend:

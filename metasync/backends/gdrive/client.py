@@ -55,10 +55,6 @@ class Login(Protocol):
     def renewed(self, refused: str) -> str: ...
 
 
-class TokenGoneError(NotFoundError):
-    """A mark of a listing or of a feed is not taken any more."""
-
-
 class Client:
     """Requests for one account, from several threads. `close` it."""
 
@@ -78,7 +74,7 @@ class Client:
     ) -> Any:
         """What Google answers to the request that the library makes of its `service`. `attempt` begins error messages.
 
-        `TokenGoneError`: a page token is too old. A part of a file behind its end is b"".
+        `NotFoundError` also where a page token is too old. A part of a file behind its end is b"".
         """
         token = self._login.token()
         try:
@@ -210,7 +206,7 @@ def _of_answer(attempt: str, bounds: Bounds, error: Any) -> BackendError:
         why, step = _FULL[reason]
         return FullError(f"{attempt}: {why}", next_step=step)
     if "pageToken" in str(getattr(error, "uri", "")) and status in {400, 404, 410}:
-        return TokenGoneError(f"{attempt}: this mark is too old")
+        return NotFoundError(f"{attempt}: this mark is too old")
     if status == 404:
         return NotFoundError(f"{attempt}: it is not there")
     if status >= 500:
