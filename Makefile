@@ -27,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-heal fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-heal bench-small fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -81,11 +81,17 @@ bench-providers: $(STAMP) ## requests, bytes and CPU of a push per provider, on 
 bench-clouds: $(STAMP) ## requests, bytes and CPU of a push to each cloud as one of three, on stand-ins; CLOUDS="--files 1,70"
 	$(BIN)/python tests/benchmarks/clouds/bench_clouds.py $(CLOUDS)
 
+bench-chunks: $(STAMP) ## what an edit stores, by how finely documents are cut, with and without deltas; CHUNKS="--edits 10"
+	$(BIN)/python tests/benchmarks/chunks.py $(CHUNKS)
+
 bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
 	$(BIN)/python tests/benchmarks/scale.py $(SCALE)
 
 bench-heal: $(STAMP) ## moving, scrub and collection beside their bars; a part, or less: ROWS="gc=1000"
 	$(BIN)/python tests/benchmarks/heal/__main__.py $(ROWS)
+
+bench-small: $(STAMP) ## requests, HTTP bytes and seconds of one small file pushed, warm and cold, near and far; SMALL="--ignore"
+	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/small.py $(SMALL)
 
 $(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
 	@echo "setting up $(FUZZ_VENV) (once; about a minute)"

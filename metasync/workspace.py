@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from metasync.maintenance import scrub as scrubbing
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
-    from metasync.moving import add_backend, rebalance, removal, upkeep
+    from metasync.moving import add_backend, removal, upkeep
     from metasync.store.retention import Keep
     from metasync.sync import first_checkout, push
     from metasync.sync import skip as skipping
@@ -46,7 +46,7 @@ else:
     forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
     check, collect, recover, scrubbing = operations.lazy("maintenance", "check", "collect", "recover", "scrub")
     backend_states, drills, status = operations.lazy("maintenance", "backend_states", "drill", "status")
-    add_backend, rebalance, removal, upkeep = operations.lazy("moving", "add_backend", "rebalance", "removal", "upkeep")
+    add_backend, removal, upkeep = operations.lazy("moving", "add_backend", "removal", "upkeep")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
@@ -381,7 +381,7 @@ class Workspace:
         Every copy is verified first, by its store's digest or by reading it; `read_data`: always by reading. Others may
         push meanwhile. Stopped at any point, the next call goes on, on any device. `NoQuorumError`.
         """
-        return rebalance.rebalance(self._work, dry_run=dry_run, read_data=read_data)
+        return removal.rebalance_and_wipe(self._work, dry_run=dry_run, read_data=read_data)
 
     def device_list(self) -> reports.DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""

@@ -21,9 +21,11 @@ import os
 import re
 import sys
 import unicodedata
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partialmethod
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -53,29 +55,32 @@ OVERLOOKED = """00ad 034f 061c 115f-1160 17b4-17b5 180b-180f 200b-200f 202a-202e
 # The fields of records, in order: see `Cursor.fields`.
 STATE = """format:format min_format:u8 ns_id:32 era:u32 v:u64 prev:32 skip:32 master:32 config:32 index_gen:u64 index:32
     retained_gen:u64 retained:32 devices:32 keyring:32 epoch:u32 gen:u64 min_gen:u64 writer:16 op_id:16 extra:32"""
-SLOT = "format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags sealed:b32"
-RING_HEAD = "format:format encrypted:flag chain:chain salt:32"
-RING_BODY = "recipients:16*1280(to:recipient wrapped:b16)! others:16*1280(to:recipient wrapped:b16)! body:b32 tags:tags"
-RING_KEYS = "epoch_key:32 id_key:32 chunk_seed:32 older:b32 tags:tags"
+SLOT = """format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags clear:here
+    sealed:b32"""
+RING = """format:format encrypted:flag chain:chain salt:32 head:here recipients:16*1280(to:recipient wrapped:b16)!
+    others:16*1280(to:recipient wrapped:b16)! body:b32 tags:tags"""
 CERTIFICATE = "format:format ns_id:32 device:16 name:t16 signing:32 sealing:public tags:tags"
-POLICY = """format:format chain:chain era:u32 v:u64 min_format:u8 keyring:32 encrypted:flag chains:chains copies:u8 f:u8
+CHAINS = "chains:16*256(steps:8*16(name:t16))"
+POLICY = f"""format:format chain:chain era:u32 v:u64 min_format:u8 keyring:32 encrypted:flag {CHAINS} copies:u8 f:u8
     acceptors:8*32(id:16 birth:32)! slots:16*256(slot:33)! revoked:16*4096(id:16)! revoked_keys:16*4096(id:32)!
     tags:tags"""
 DEVICES = """format:format policy:b32 certificates:16*1024(bytes:b16) ended:16*4096(id:16)! ended_keys:16*4096(id:32)!
     notes:tags"""
-BACKEND = "id:16 name:t16 scheme:t16 capacity:u64 identity:32 storage:16*1024(id:16 birth:32) form:0..2"
-CONFIG_END = """mapping:1..1 slots:u32 classes:1..1 until:u64 class_kind:1..1 redundancy:1..1 copies:u8
-    steps:8*(end:u64 kind:1..2 rest:12) sizes:13 chains:chains spare:?(name:32) tags:tags"""
+CONFIG = f"""format:format mode:0..1 f:u8 encrypted:flag rows:16*256(id:16 name:t16 scheme:t16 capacity:u64 identity:32
+    storage:16*1024(id:16 birth:32) form:0..2 vote:?form(acceptor:16 birth:32) tags:tags)! mapping:1..1 slots:u32
+    classes:1..1 until:u64 class_kind:1..1 redundancy:1..1 copies:u8 steps:8*16(end:u64 kind:1..2 rest:12) sizes:13
+    {CHAINS} spare:?(name:32) tags:tags"""
 ENTRY = """format:format ns_id:32 era:u32 acceptor:16 v:u64 index:u32 prev:32 base:402 kind:1..3 n:u32 by:16
     value:?(raw:402) claim:?(acceptor:16 v:u64 index:u32 bytes:b16) certificate:b16 config:b32 devices:b32
-    steps:8*(raw:402) id:16 device:16 tags:tags"""
-GENESIS = "format:format state:402 chain:chain tags:tags"
+    steps:8*(raw:402) id:16 device:16 tags:tags signed:here signature:64"""
 ERA = """format:format number:u32 time:i64 ended:402 first:402 carried:?(raw:402) without:8*(name:t16) config:b32
-    chain:chain tags:tags"""
+    chain:chain tags:tags signed:here"""
 INDEX_ROOT = "format:format rows:32*1024(generation:u64 hash:32 size:u64 objects:u64 packs:u32 tags:tags) tags:tags"
-PACK = """generation:u64 name:32 size:u64 header:38 size_class:u8 k:u8 n:u8
-    segments:32*65536(stored:u32 raw:u32 digest:32) tags:tags"""
-PLACES = "objects:32*(id:32 kind:u8 pack:u32 segment:u32 offset:u32 length:u32) gone:32*(generation:u64 name:32)"
+INDEX_SEGMENT = """packs:32*(generation:u64 name:32 size:u64 header:38 size_class:u8 k:u8 n:u8
+    segments:32*65536(stored:u32 raw:u32 digest:32) tags:tags)
+    objects:32*(id:32 kind:u8 pack:u32 segment:u32 offset:u32 length:u32) gone:32*(generation:u64 name:32) tags:tags"""
+RETAINED = """format:format dropped:32*65536(first:u64 last:u64 below:32)! names:16*4096(name:t16 version:u64)!
+    policy:t16 trees:32*65536(snapshot:32 root:32)! purge:flag"""
 SNAPSHOT_FIELDS = "format:format root:32 parents:8*16(id:32) device:16 time:i64 message:t16 tags:tags"
 FILE_NODE = "format:format level:u8 size:u64 content:32 children:32*(id:32 size:u64)"
 
@@ -99,6 +104,21 @@ class StopError(Exception):
     """Nothing more can be done. The message is for the user."""
 
 
+def require(good: object, problem: str) -> None:
+    """Refuses bytes that are not what they should be."""
+    if not good:
+        raise DamageError(problem)
+
+
+@contextmanager
+def refusing(problem: str) -> Iterator[None]:
+    """What a library refuses is damage."""
+    try:
+        yield
+    except (InvalidSignature, InvalidTag, ValueError, zstandard.ZstdError):
+        raise DamageError(problem) from None
+
+
 class Report:
     """What the user is told on standard error, each thing once, and the exit code that comes of it."""
 
@@ -112,10 +132,18 @@ class Report:
             self.said.add(text)
             sys.stderr.write(text + "\n")
 
+    @contextmanager
+    def passing(self, what: object, code: int = 0, errors: Any = (OSError, DamageError)) -> Iterator[None]:
+        """Goes on past what cannot be read, and says so."""
+        try:
+            yield
+        except errors as problem:
+            self.note(f"{what}: {getattr(problem, 'strerror', None) or problem}", code)
 
-def shown(name: bytes) -> str:
+
+def shown(name: bytes | str) -> str:
     """A name that is safe to print: what is no UTF-8, and control characters, as escapes."""
-    text = name.decode("utf-8", "backslashreplace")
+    text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -130,23 +158,25 @@ def moment(ns: int) -> str:
 class Cursor:
     """Reads the fields of a record in order, and refuses what is too short, too long or out of order (F 1.1)."""
 
-    FIELD = re.compile(r"(\w+):(?:(\d+)\*(\d*)\(([^)]*)\)(!?)|\?\(([^)]*)\)|([\w.]+))")
+    ROW = r"\(((?:[^()]|\([^()]*\))*)\)"  # fields in parentheses, and one more level of them in these
+    FIELD = re.compile(rf"(\w+):(?:(\d+)\*(\d*){ROW}(!?)|\?(\w*){ROW}|([\w.]+))")
 
     def __init__(self, data: bytes, what: str) -> None:
         self.data, self.at, self.what = data, 0, what
 
     def fields(self, spec: str) -> Record:
         """Fields in order: `name:kind` (see `one`); `name:16*99(fields)`, a count of 16 bits and so many rows, at most
-        99, ascending by their first field where `!` follows; or `name:?(fields)`, a flag and, if that is 1, fields."""
+        99, ascending by their first field where `!` follows; `name:?(fields)`, a flag and, if that is 1, fields;
+        `name:?other(fields)`, which are there unless the field `other` is 0."""
         record = Record()
-        for name, bits, most, row, ascending, optional, kind in self.FIELD.findall(spec):
+        for name, bits, most, row, ascending, other, optional, kind in self.FIELD.findall(spec):
             if bits:
-                value: Any = [self.fields(row) for _ in range(self.u(int(bits)))]
+                value: Any = [self.fields(row) for _ in range(self.one("u" + bits))]
                 firsts = [next(iter(vars(one).values())) for one in value] if ascending else []
-                if any(a >= b for a, b in pairwise(firsts)) or len(value) > int(most or len(value)):
-                    raise DamageError(f"{self.what} has rows out of order, or too many")
+                good = all(a < b for a, b in pairwise(firsts)) and len(value) <= int(most or len(value))
+                require(good, f"{self.what} has rows out of order, or too many")
             elif optional:
-                value = self.fields(optional) if self.flag() else None
+                value = self.fields(optional) if (getattr(record, other) if other else self.flag()) else None
             else:
                 value = self.one(kind)
             setattr(record, name, value)
@@ -159,96 +189,68 @@ class Cursor:
             return self.take(int(kind))
         if ".." in kind:
             return self.known(*map(int, kind.split("..")))
-        if kind[0] not in "uibt" or not kind[1:].isdigit():
+        if not re.fullmatch(r"[uibt]\d+", kind):
             return getattr(self, kind)()
         value = int.from_bytes(self.take(int(kind[1:]) // 8), "big", signed=kind[0] == "i")
-        try:
+        with refusing(f"{self.what} has a text that is not UTF-8"):
             return value if kind[0] in "ui" else self.take(value).decode() if kind[0] == "t" else self.take(value)
-        except UnicodeDecodeError:
-            raise DamageError(f"{self.what} has a text that is not UTF-8") from None
 
     def take(self, count: int) -> bytes:
         """So many bytes."""
-        if count > len(self.data) - self.at:
-            raise DamageError(f"{self.what} is cut short")
         self.at += count
+        require(self.at <= len(self.data), f"{self.what} is cut short")
         return self.data[self.at - count : self.at]
 
-    def u(self, bits: int) -> int:
-        """An unsigned number of so many bits."""
-        return int.from_bytes(self.take(bits // 8), "big")
+    def here(self) -> bytes:
+        """All bytes before: no field."""
+        return self.data[: self.at]
 
-    def known(self, low: int, high: int) -> int:
+    def known(self, low: int, high: int, most: int = 255) -> int:
         """A byte that says what something is. One beyond those that are known is newer, any other is damage."""
-        value = self.u(8)
+        value = int(self.one("u8"))
+        require(low <= value <= most, f"{self.what} is of no kind or format")
         if value > high:
             raise UpgradeError(self.what)
-        if value < low:
-            raise DamageError(f"{self.what} is of no kind")
         return value
 
-    def format(self) -> int:
-        """The format byte: 1. Those of 2 to 31 are newer, all others no format of MetaSync's (2)."""
-        if self.data[self.at : self.at + 1] >= b"\x20":
-            raise DamageError(f"{self.what} is of no format")
-        return self.known(1, 1)
-
-    def flag(self) -> bool:
-        """0 or 1."""
-        if (value := self.u(8)) > 1:
-            raise DamageError(f"{self.what} has a flag of {value}")
-        return value == 1
+    format = partialmethod(known, 1, 1, 31)  # those of 2 to 31 are newer, all others no format of MetaSync's (2)
+    flag = partialmethod(known, 0, 1, 1)
 
     def tags(self) -> dict[int, bytes]:
         """The tags (F 1.2), values by number."""
         return {tag.n: tag.value for tag in self.fields("all:8*64(n:u16 value:b16)!").all}
 
-    def chains(self) -> list[list[str]]:
-        """The translator chains (7): the names of their steps."""
-        chains = [[step.name for step in self.fields("steps:8*16(name:t16)").steps] for _ in range(self.u(16))]
-        if len(chains) > 256:
-            raise DamageError(f"{self.what} has too many translator chains")
-        return chains
-
     def chain(self) -> list[bytes]:
         """The public keys of an admin chain, each certified by the one before (5)."""
-        count = self.u(16)
+        count = self.one("u16")
+        require(1 <= count <= 1024, f"{self.what} has a chain of no keys, or of too many")
         keys = [self.take(32)]
         for i in range(2, count + 1):
             key, signature = self.take(32), self.take(64)
             verify(keys[-1], "admin key 1", sha256(keys[0]) + number(4, i) + key, signature)
             keys.append(key)
-        if not 1 <= count <= 1024:
-            raise DamageError(f"{self.what} has a chain of no keys, or of too many")
         return keys
 
-    def recipient(self) -> tuple[int, bytes]:
-        """Kind and id of a recipient (4)."""
-        return self.public(32)
-
     def public(self, size: int = 1216) -> tuple[int, bytes]:
-        """Kind and public key of a device (6), or an id of 32 bytes."""
-        kind, key = self.u(8), self.one("b16")
-        if kind == 0 or len(key) > 2048 or (kind in (2, 3) and len(key) != size):
-            raise DamageError(f"{self.what} has a recipient of no kind")
+        """Kind and public key of a device (6), or kind and id of a recipient (4)."""
+        kind, key = self.one("u8"), self.one("b16")
+        good = kind and len(key) <= 2048 and (kind not in (2, 3) or len(key) == size)
+        require(good, f"{self.what} has a recipient of no kind")
         return kind, key
+
+    recipient = partialmethod(public, 32)
 
     def end(self) -> None:
         """Refuses what stands behind the last field."""
-        if self.at != len(self.data):
-            raise DamageError(f"{self.what} has more bytes than fields")
-
-    def signature(self, key: bytes, context: str) -> None:
-        """The last field: a signature of all above."""
-        signed, signature = self.data[: self.at], self.take(64)
-        self.end()
-        verify(key, context, signed, signature)
+        require(self.at == len(self.data), f"{self.what} has more bytes than fields")
 
 
-def read(spec: str, data: bytes, what: str) -> Record:
-    """The fields of a whole record that is not signed."""
+def read(spec: str, data: bytes, what: str, context: str = "", signer: Any = lambda record: record.chain[-1]) -> Record:
+    """The fields of a whole record. `context`: of the signature that ends it, if one does. `signer`: gives its key."""
     c = Cursor(data, what)
     record = c.fields(spec)
+    if context:
+        verify(signer(record), context, c.here(), c.take(64))
     c.end()
     return record
 
@@ -275,39 +277,43 @@ def number(size: int, value: int) -> bytes:
 
 def verify(key: bytes, context: str, message: bytes, signature: bytes) -> None:
     """Refuses a signature that is not the key's, of this message in this context."""
-    try:
+    with refusing(f"a signature ({context}) is wrong"):
         Ed25519PublicKey.from_public_bytes(key).verify(signature, b"metasync " + context.encode() + b"\0" + message)
-    except (InvalidSignature, ValueError):
-        raise DamageError(f"a signature ({context}) is wrong") from None
 
 
 def decrypt(key: bytes, nonce: int, data: bytes, bound: bytes, what: str) -> bytes:
     """AES-256-GCM, with a number for a nonce."""
-    try:
+    with refusing(f"{what} does not open"):
         return AESGCM(key).decrypt(number(12, nonce), data, bound)
-    except (InvalidTag, ValueError):
-        raise DamageError(f"{what} does not open") from None
 
 
-def first_that_opens(keys: list[bytes], what: str, opened: Callable[[bytes], bytes]) -> bytes:
-    """What one of these keys opens: all but one are of rotations that were never agreed."""
-    problem = DamageError(f"{what} has no key")
-    for key in keys:
+def first_whole(tries: Iterable[Any], attempt: Callable[[Any], bytes], missing: str) -> bytes:
+    """What the first of these gives that is not damaged: a key of those that an epoch may have, or a copy."""
+    problem = DamageError(missing)
+    for one in tries:
         try:
-            return opened(key)
+            return attempt(one)
         except DamageError as damage:
             problem = damage
     raise problem
 
 
-def unzstd(frame: bytes, most: int, what: str) -> bytes:
+def unzstd(frame: bytes, most: int, what: str, prefix: bytes = b"") -> bytes:
     """The content of exactly one zstd frame that says its size (F 5.3)."""
-    try:
-        if not 0 < (size := zstandard.get_frame_parameters(frame).content_size) <= most:
-            raise DamageError(f"{what} does not say its size, or is too long")
-        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError:
-        raise DamageError(f"{what} does not unpack") from None
+    before = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if prefix else None
+    with refusing(f"{what} does not unpack"):
+        size = zstandard.get_frame_parameters(frame).content_size
+        require(0 < size <= most, f"{what} does not say its size, or is too long")
+        return zstandard.ZstdDecompressor(before).decompress(frame, max_output_size=size, allow_extra_data=False)
+
+
+def undelta(base: bytes, delta: bytes) -> bytes:
+    """The blob that a delta makes of its base (F 5.8)."""
+    size = int.from_bytes(delta[1:5], "big")
+    require(len(delta) > 5 and delta[0] == 1 and size <= 1 << 24, "a delta is of no known kind, or too long")
+    data = unzstd(delta[5:], size, "a delta", base)
+    require(len(data) == size, "a delta is not as long as it says")
+    return data
 
 
 def record_length(kind: int, content: bytes) -> int:
@@ -321,13 +327,12 @@ def record_length(kind: int, content: bytes) -> int:
 
 def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -> bytes:
     """The content of a sealed record (2)."""
-    if len(record) < 62 or record[:2] != bytes((1, kind)):
-        raise DamageError(f"{what} is no sealed record of its kind")
+    require(len(record) >= 62 and record[:2] == bytes((1, kind)), f"{what} is no sealed record of its kind")
     key = hkdf(parent, record[10:42], f"record {kind}")
     c = Cursor(decrypt(key, 0, record[42:], record[:42] + binding, what), what)
-    content = c.one("b32")
-    if any(c.data[c.at :]) or len(record) != record_length(kind, content):
-        raise DamageError(f"{what} is padded wrongly")
+    content: bytes = c.one("b32")
+    is_padded = not any(c.data[c.at :]) and len(record) == record_length(kind, content)
+    require(is_padded, f"{what} is padded wrongly")
     return content
 
 
@@ -347,8 +352,8 @@ def follows(state: Record, base: Record) -> bool:
     return (
         (state.v, state.prev, state.ns_id, state.era) == (base.v + 1, base.hash, base.ns_id, base.era)
         and (state.v % 4 == 0 or state.skip == (base.prev, base.hash)[state.v % 2])
-        and state.epoch - base.epoch in (0, 1)
-        and state.gen - base.gen in (0, 1)
+        and 0 <= state.epoch - base.epoch <= 1
+        and 0 <= state.gen - base.gen <= 1
         and base.min_gen <= state.min_gen <= state.gen
         and base.min_format <= state.min_format
         and any(state.writer)
@@ -357,14 +362,12 @@ def follows(state: Record, base: Record) -> bool:
 
 
 def read_slot(data: bytes) -> Record:
-    """A key slot's clear part (3), its costs within bounds, and what it seals."""
+    """A key slot (3), its costs within bounds."""
     slot = read(SLOT, data, "a key slot")
-    slot.clear = data[: -4 - len(slot.sealed)]
     if slot.kind > 2 or slot.recipient[0] > 3:
         raise UpgradeError("a key slot")
     costs = 8 * slot.lanes <= slot.memory <= 262_144 and 1 <= slot.iterations <= 4 and 1 <= slot.lanes <= 16
-    if not costs or slot.recipient[0] != 3 or len(data) > 4096:
-        raise DamageError("a key slot is out of bounds")
+    require(costs and slot.recipient[0] == 3 and len(data) <= 4096, "a key slot is out of bounds")
     return slot
 
 
@@ -374,29 +377,26 @@ def open_slot(slot: Record, secret: bytes) -> Record:
     key = Argon2id(salt=slot.salt, length=32, **costs).derive(secret)
     content = unseal(slot.sealed, 1, key, slot.clear, "a key slot")
     opened = read("key:b16 ns_id:32 name:t16 tags:tags", content, "a key slot")
-    if hkdf(opened.key, b"", "slot id") != slot.recipient[1]:
-        raise DamageError("a key slot has another key than it says")
+    require(hkdf(opened.key, b"", "slot id") == slot.recipient[1], "a key slot has another key than it says")
     return opened
 
 
 def read_ring(data: bytes) -> Record:
     """A keyring (4)."""
-    c = Cursor(data, "a keyring")
-    ring = c.fields(RING_HEAD)
-    ring.head, ring.hash = data[: c.at], sha256(data)
-    vars(ring).update(vars(c.fields(RING_BODY)))
-    c.signature(ring.chain[max(0, len(ring.chain) - 2)], "keyring 1")
+    ring = read(RING, data, "a keyring", "keyring 1", lambda ring: ring.chain[max(0, len(ring.chain) - 2)])
+    ring.hash = sha256(data)
     return ring
 
 
 def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
     """A ring's `epochs` (keys by epoch, all older ones too) and `id_key`. None if it is sealed to none of the slots."""
-    by_id = {hkdf(key, b"", "slot id"): key for key in slot_keys}
-    row = next((row for row in ring.recipients if row.to[0] == 3 and row.to[1] in by_id), None)
+    by_id = {(3, hkdf(key, b"", "slot id")): key for key in slot_keys}
+    row = next((row for row in ring.recipients if row.to in by_id), None)
     if row is None:
         return None
-    secret = decrypt(hkdf(by_id[row.to[1]], ring.salt, "ring"), 0, row.wrapped, b"", "a keyring")
-    body = read(RING_KEYS, unseal(ring.body, 2, secret, ring.head, "a keyring"), "a keyring")
+    secret = decrypt(hkdf(by_id[row.to], ring.salt, "ring"), 0, row.wrapped, b"", "a keyring")
+    content = unseal(ring.body, 2, secret, ring.head, "a keyring")
+    body = read("epoch_key:32 id_key:32 chunk_seed:32 older:b32 tags:tags", content, "a keyring")
     older = unseal(body.older, 2, hkdf(body.epoch_key, b"", "older"), b"", "older keys")
     body.epochs = {row.epoch: row.key for row in read("keys:16*(epoch:u32 key:32)!", older, "older keys").keys}
     body.epochs[len(ring.chain)] = body.epoch_key
@@ -405,28 +405,22 @@ def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
 
 def read_certificate(data: bytes, admin: bytes) -> Record:
     """A device's certificate (6) by this admin key."""
-    c = Cursor(data, "a certificate")
-    certificate = c.fields(CERTIFICATE)
-    c.signature(admin, "device certificate 1")
-    return certificate
+    return read(CERTIFICATE, data, "a certificate", "device certificate 1", lambda _: admin)
 
 
 def read_devices(data: bytes, ns_id: bytes) -> Record:
     """A device set (6): the fields of its policy, and its `members` by id."""
     own = read(DEVICES, data, "a device set")
-    c = Cursor(own.policy, "a policy")
-    devices = c.fields(POLICY)
-    admin = devices.chain[-1]
-    c.signature(admin, "policy 1")
+    devices = read(POLICY, own.policy, "a policy", "policy 1")
     devices.policy, devices.acceptors = own.policy, {(row.id, row.birth) for row in devices.acceptors}
     devices.revoked = {row.id for row in devices.revoked + devices.revoked_keys}
     devices.ended = {row.id for row in own.ended + own.ended_keys}
-    found = [read_certificate(row.bytes, admin) for row in own.certificates]
+    found = [read_certificate(row.bytes, devices.chain[-1]) for row in own.certificates]
     devices.members, ids = {one.device: one for one in found}, [one.device for one in found]
     read("skips:8*64(at:u64 good:u64 tree:32 master:32)!", devices.tags.get(1, b"\0"), "skips")
-    strangers = any(one.ns_id != ns_id or is_barred(devices, one) for one in found)
-    if sha256(devices.chain[0]) != ns_id or strangers or ids != sorted(set(ids)) or not devices.copies:
-        raise DamageError("a device set is another workspace's, or has a device that it bars")
+    good = sha256(devices.chain[0]) == ns_id and devices.copies and all(a < b for a, b in pairwise(ids))
+    good = good and not any(one.ns_id != ns_id or is_barred(devices, one) for one in found)
+    require(good, "a device set is another workspace's, or has a device that it bars")
     return devices
 
 
@@ -440,61 +434,43 @@ def admit(devices: Record, device: bytes, certificate: bytes) -> bytes:
     if device in devices.members:
         return bytes(devices.members[device].signing)
     shows = read_certificate(certificate, devices.chain[-1])
-    if shows.ns_id != sha256(devices.chain[0]) or shows.device != device or is_barred(devices, shows):
-        raise DamageError("a device is not admitted")
+    good = (shows.ns_id, shows.device) == (sha256(devices.chain[0]), device) and not is_barred(devices, shows)
+    require(good, "a device is not admitted")
     return bytes(shows.signing)
 
 
 def read_config(data: bytes) -> Record:
     """What a reader needs of a config (7), and its `voters` and `quorum`."""
-    c = Cursor(data, "a config")
-    config = c.fields("format:format mode:0..1 f:u8 encrypted:flag count:u16")
-    backends = []
-    for _ in range(config.count):
-        backend = c.fields(BACKEND)
-        vars(backend).update(vars(c.fields("acceptor:16 birth:32" if backend.form else "")))
-        c.tags()
-        backends.append(backend)
-    vars(config).update(vars(c.fields(CONFIG_END)))
-    c.end()
-    config.backends = {backend.id: backend for backend in backends}
-    config.voters = [backend for backend in backends if backend.form]  # 0: no vote, 1: log form, 2: block form
+    config = read(CONFIG, data, "a config")
+    for backend in config.rows:
+        vars(backend).update(vars(backend.vote or Record()))
+    config.backends = {backend.id: backend for backend in config.rows}
+    config.voters = [backend for backend in config.rows if backend.form]  # 0: no vote, 1: log form, 2: block form
     config.quorum = (len(config.voters) + config.f) // 2 + 1
     if config.mode == 1 and any(voter.form == 2 for voter in config.voters):
         raise UpgradeError("a config")
-    ids = [backend.id for backend in backends]
-    good = (
-        1 <= config.count <= 256 and ids == sorted(ids) and len({backend.name for backend in backends}) == config.count
-    )
-    good = good and len(config.backends) == config.count and 1 <= len(config.voters) <= 32 and config.chains
-    good = good and config.slots and config.copies and config.until == (1 << 64) - 1 and 1 <= len(config.steps) <= 16
-    if not good or not (len(config.voters) > 3 * config.f > 0 if config.mode else config.f == 0):
-        raise DamageError("a config contradicts itself")
+    good = 1 <= len(config.voters) <= 32 and len({backend.name for backend in config.rows}) == len(config.rows)
+    good = good and config.chains and config.slots and config.copies and config.steps and config.until == (1 << 64) - 1
+    good = good and (len(config.voters) > 3 * config.f > 0 if config.mode else config.f == 0)
+    require(good, "a config contradicts itself")
     return config
 
 
 def read_entry(content: bytes) -> Record:
     """A log entry, block, hint or floor (8). Its signature is checked where its device is known."""
-    c = Cursor(content, "a log entry")
-    entry = c.fields(ENTRY)
-    entry.signed, entry.signature = content[: c.at], c.take(64)
-    c.end()
+    entry = read(ENTRY, content, "a log entry")
     entry.round, entry.value = (entry.n, entry.by), entry.value and read_state(entry.value.raw)
     prepares = entry.kind == PREPARE
     good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.by))
     good = good and not (prepares and (entry.n == 0 or entry.config or entry.devices or entry.steps))
     good = good and (entry.claim is None or len(entry.claim.bytes) <= 2048)
-    if not good or entry.index > 9_999 or (entry.value is None) != prepares:
-        raise DamageError("a log entry breaks a rule")
+    require(good and entry.index <= 9_999 and (entry.value is None) == prepares, "a log entry breaks a rule")
     return entry
 
 
 def read_era(content: bytes) -> Record:
     """An era record (9.1)."""
-    c = Cursor(content, "an era record")
-    record = c.fields(ERA)
-    record.digest = sha256(content[: c.at])  # of what is signed: any device can seal that again
-    c.signature(record.chain[-1], "era 1")
+    record = read(ERA, content, "an era record", "era 1")
     first, ended = record.first, record.ended = read_state(record.first), read_state(record.ended)
     good = (first.era, first.prev, first.writer) == (ended.era + 1, ended.hash, bytes(16))
     good = good and all(getattr(first, n) >= getattr(ended, n) for n in ("epoch", "gen", "min_gen", "min_format"))
@@ -503,39 +479,35 @@ def read_era(content: bytes) -> Record:
         carried = read_state(record.carried.raw)
         good = good and (carried.era, carried.v, carried.prev) == (ended.era, ended.v + 1, ended.hash)
         good = good and (carried.master, carried.op_id) == (first.master, first.op_id)
-    if not good or record.number != first.era:
-        raise DamageError("an era record contradicts itself")
+    require(good and record.number == first.era, "an era record contradicts itself")
     return record
 
 
 def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tuple[Record, Record]) -> None:
     """Refuses a value that breaks a rule of 8.1, by config and device set of itself and of its base."""
     (config, devices), (old_config, old_devices) = new, old
-    keys = {id_: (one.signing, one.sealing) for id_, one in devices.members.items()}
-    was = {id_: (one.signing, one.sealing) for id_, one in old_devices.members.items()}
-    good = all(id_ in devices.revoked or keys.get(id_) == pair for id_, pair in was.items())
+    keys, was = ({i: (one.signing, one.sealing) for i, one in s.members.items()} for s in (devices, old_devices))
+    good = all(i in devices.revoked or keys.get(i) == pair for i, pair in was.items())
     good = good and follows(value, base) and devices.chain[: len(old_devices.chain)] == old_devices.chain
     good = good and (devices.policy == old_devices.policy or (devices.era, devices.v) == (value.era, value.v))
     good = good and (value.epoch != base.epoch or old_devices.ended <= devices.ended)
     if value.config != base.config:
-        both = [(one, config.backends[one.id]) for one in old_config.backends.values() if one.id in config.backends]
+        both = [(one, config.backends[i]) for i, one in old_config.backends.items() if i in config.backends]
         stay = [a for a, b in both if a.form and (a.form, a.acceptor, a.birth) == (b.form, b.acceptor, b.birth)]
         good = good and len(stay) >= old_config.quorum and config.tags.get(1, b"")[:8] == number(8, value.v)
         good = good and all((a.scheme, a.identity) == (b.scheme, b.identity) for a, b in both)
         good = good and all(b.storage[: len(a.storage)] == a.storage for a, b in both)
-    if not good:
-        raise DamageError("a value may not follow its base")
+    require(good, "a value may not follow its base")
     check_policy(value, config, devices)
 
 
 def check_policy(state: Record, config: Record, devices: Record) -> None:
     """Refuses a state whose keys are not its policy's, or whose config the policy forbids (8.1: 3 and 5)."""
-    keys = (state.epoch, state.keyring, state.min_format) == (len(devices.chain), devices.keyring, devices.min_format)
-    same = (config.encrypted, config.chains) == (devices.encrypted, devices.chains)
+    good = (state.epoch, state.keyring, state.min_format) == (len(devices.chain), devices.keyring, devices.min_format)
+    good = good and (config.encrypted, config.chains) == (devices.encrypted, devices.chains)
     named = sum((voter.acceptor, voter.birth) in devices.acceptors for voter in config.voters)
     enough = config.copies >= devices.copies and config.f >= devices.f and named >= config.quorum
-    if not keys or not same or not enough:
-        raise DamageError("a state contradicts its policy")
+    require(good and enough, "a state contradicts its policy")
 
 
 # Folders and keys (1, 3, 4) -------------------------------------------------------------------------------------------
@@ -548,41 +520,32 @@ def read_file(path: Path, most: int = 80 << 20) -> bytes | None:
             data = file.read(most + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if len(data) > most:
-        raise DamageError(f"{path} is too long")
+    require(len(data) <= most, f"{path} is too long")
     return data
 
 
 def ids_in(folder: Path, report: Report) -> list[Path]:
     """The directories in a folder whose names are 32 hex digits."""
-    try:
+    with report.passing(folder, 1):
         return [path for path in sorted(folder.iterdir()) if re.fullmatch("[0-9a-f]{32}", path.name)]
-    except OSError as problem:
-        report.note(f"{folder}: {problem.strerror}", 1)
-        return []
+    return []
 
 
 def key_files(spaces: list[Path], what: str, decode: Any, report: Report) -> list[tuple[Record, set[Path]]]:
     """Slots or rings whose bytes have the hash in their name, and where. Newer ones stop if there are no others (2)."""
-    places: dict[bytes, set[Path]] = {}
-    found, newer = [], None
+    places, found, newer = defaultdict[bytes, set[Path]](set), [], None
     for path in (path for space in spaces for path in sorted((space / "keys").iterdir())):
         if match := re.fullmatch(what + "-[1-9][0-9]*-([0-9a-f]{64})", path.name):
-            try:
+            with report.passing(path):
                 data = read_file(path, 4 << 20) or b""
-            except (OSError, DamageError):
-                data = b""
-            if sha256(data).hex() == match[1]:
-                places.setdefault(data, set()).add(path.parent.parent)
-            else:
-                report.note(f"{path}: damaged; looking for another copy")
+                require(sha256(data).hex() == match[1], "damaged; looking for another copy")
+                places[data].add(path.parent.parent)
     for data, where in places.items():
         try:
-            found.append((decode(data), where))
+            with report.passing("passed over"):
+                found.append((decode(data), where))
         except UpgradeError as problem:
             newer = problem
-        except DamageError as problem:
-            report.note(f"passed over: {problem}")
     if newer and not found:
         raise newer
     return found
@@ -597,10 +560,8 @@ def open_slots(slots: list[tuple[Record, set[Path]]], kind: int, secret: bytes, 
         if work > MOST_WORK:
             report.note("some key slots were not tried: all together they ask for too much work")
             break
-        try:
+        with suppress(DamageError):
             opened.append(open_slot(slot, secret))
-        except DamageError:
-            continue
     return opened
 
 
@@ -609,12 +570,13 @@ def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, repor
     spaces = [path for folder in folders for path in [folder, *ids_in(folder, report)] if (path / "keys").is_dir()]
     if not spaces:
         raise StopError("no workspace is in these folders: name the backends' roots")
-    rings = key_files(spaces, "ring", read_ring, report)
+    rings = defaultdict[bytes, list[tuple[Record, set[Path]]]](list)
+    for ring, where in key_files(spaces, "ring", read_ring, report):
+        rings[sha256(ring.chain[0])].append((ring, where))
     opened = open_slots(key_files(spaces, "slot", read_slot, report), *secret, report) if secret else []
     found = []
-    for ns_id in OrderedDict.fromkeys(sha256(ring.chain[0]) for ring, _ in rings):
+    for ns_id, mine in rings.items():
         slots = [one for one in opened if one.ns_id == ns_id]
-        mine = [(ring, places) for ring, places in rings if sha256(ring.chain[0]) == ns_id]
         if slots or not any(ring.encrypted for ring, _ in mine):
             places = sorted(set().union(*(places for _, places in mine)))
             keys = Keys(ns_id, [ring for ring, _ in mine], [one.key for one in slots], report)
@@ -629,11 +591,9 @@ class Keys:
         self.ns_id, self.encrypted = ns_id, any(ring.encrypted for ring in rings)
         self.rings: dict[bytes, Record] = {}
         for ring in sorted(rings, key=lambda ring: -len(ring.chain)) if self.encrypted else ():
-            try:
+            with report.passing("passed over"):
                 if opened := open_ring(ring, slot_keys):
                     self.rings[ring.hash] = opened
-            except DamageError as problem:
-                report.note(f"passed over: {problem}")
         if self.encrypted and not self.rings:
             raise StopError("no keyring opens with this passphrase or phrase: is it an old one, that was changed?")
         self.epochs = range(1, 1 + max(len(ring.chain) for ring in rings))
@@ -652,9 +612,9 @@ class Keys:
         if not self.encrypted:
             return [hkdf(self.ns_id, b"", f"open epoch {epoch}")]
         rings = [self.rings[keyring]] if keyring in self.rings else self.rings.values()
-        if keys := list(OrderedDict.fromkeys(ring.epochs[epoch] for ring in rings if epoch in ring.epochs)):
-            return keys
-        raise DamageError(f"the keys of epoch {epoch} do not open: was the passphrase or phrase changed since?")
+        keys = list(OrderedDict.fromkeys(ring.epochs[epoch] for ring in rings if epoch in ring.epochs))
+        require(keys, f"the keys of epoch {epoch} do not open: was the passphrase or phrase changed since?")
+        return keys
 
 
 # Agreement (8, 14) ----------------------------------------------------------------------------------------------------
@@ -671,19 +631,17 @@ class Workspace:
         self.looks: dict[bytes, Record] = {}  # by the state that they stand on
         self.states: dict[int, Record] = {}  # those that were found decided
 
-    def copies(self, where: str) -> Iterator[tuple[Path, bytes]]:
-        """Every copy of a file: below the folders of acceptors and storage ids."""
-        for path in (place / where for place in self.places):
-            try:
+    def copies(self, where: str, below: list[Path] | None = None, code: int = 0) -> Iterator[tuple[Path, bytes]]:
+        """Every copy of a file: below the folders of acceptors and storage ids, or below these."""
+        for path in (folder / where for folder in (self.places if below is None else below)):
+            with self.report.passing(path, code):
                 if (data := read_file(path)) is not None:
                     yield path, data
-            except (OSError, DamageError) as problem:
-                self.report.note(f"{path}: {problem}; looking for another copy")
 
     def open(self, record: bytes, kind: int, binding: bytes, what: str, keyring: bytes = b"") -> bytes:
         """The content of a record that is sealed under the log key of the epoch in its header."""
         keys = self.keys.of(int.from_bytes(record[6:10], "big"), keyring)
-        return first_that_opens(keys, what, lambda key: unseal(record, kind, hkdf(key, b"", "log"), binding, what))
+        return first_whole(keys, lambda key: unseal(record, kind, hkdf(key, b"", "log"), binding, what), what)
 
     def named(self, where: str, digest: bytes, kind: int, what: str) -> bytes:
         """The content of a meta or const object by its hash, from any acceptor (11), or as an entry carried it."""
@@ -706,16 +664,15 @@ class Workspace:
         if state.devices not in self.read:
             self.read[state.devices] = read_devices(self.named("const", state.devices, 7, "a device set"), self.ns_id)
         devices = self.read[state.devices]
-        if (len(devices.chain), devices.keyring) != (state.epoch, state.keyring):
-            raise DamageError("a state has other keys than its device set")
+        same = (len(devices.chain), devices.keyring) == (state.epoch, state.keyring)
+        require(same, "a state has other keys than its device set")
         return devices
 
     def acceptor(self, voter: Record) -> Path | None:
         """The folder of an acceptor, by its birth (9); None if none of the folders has it."""
-        for place in (folder / voter.acceptor.hex() for folder in self.folders):
-            birth = read_file(place / "birth") or b""
-            if len(birth) == 50 and birth[:18] == b"\x01\x0a" + voter.acceptor and sha256(birth[18:]) == voter.birth:
-                return place
+        for path, birth in self.copies(f"{voter.acceptor.hex()}/birth", self.folders):
+            if birth[:18] == b"\x01\x0a" + voter.acceptor and sha256(birth[18:]) == voter.birth:
+                return path.parent
         return None
 
     def log_path(self, place: Path, base: Record, device: bytes, index: int) -> Path:
@@ -733,8 +690,7 @@ class Workspace:
                 return
             total += len(record)
             try:
-                if index == 10_000 or total > 64 << 20:
-                    raise DamageError("a log is too long")
+                require(index < 10_000 and total <= 64 << 20, "a log is too long")
                 if entry := self.message(record, before, base, place, device, index):
                     yield entry
             except UnreadableError as problem:
@@ -746,13 +702,13 @@ class Workspace:
     def message(self, record: bytes, before: bytes, base: Record, place: Path, device: bytes, index: int) -> Any:
         """An entry at its place, judged in the order of 8, "Replay"; None if it is VOID."""
         acceptor, v, header = bytes.fromhex(place.name), base.v + 1, record[:42]
-        if header[2:10] != number(4, base.era) + number(4, base.epoch):
-            raise DamageError("an entry is of another era or epoch")
+        is_now = header[2:10] == number(4, base.era) + number(4, base.epoch)
+        require(is_now, "an entry is of another era or epoch")
         binding = self.ns_id + acceptor + number(8, v) + device + number(4, index)
         entry = read_entry(self.open(record, 16 if device else 3, binding, "a log entry", base.keyring))
         says = entry.ns_id, entry.era, entry.acceptor, entry.v, entry.index, device and entry.device
-        if says != (self.ns_id, base.era, acceptor, v, index, device) or (device and entry.certificate):
-            raise DamageError("an entry lies at another place than it says")
+        is_here = says == (self.ns_id, base.era, acceptor, v, index, device) and not (device and entry.certificate)
+        require(is_here, "an entry lies at another place than it says")
         try:
             key = admit(self.devices(base), entry.device, entry.certificate)
         except UnreadableError:
@@ -760,8 +716,7 @@ class Workspace:
         verify(key, "block 1" if device else "entry 1", header + entry.signed, entry.signature)
         if entry.base != base.raw:
             return None
-        if entry.prev != before:
-            raise DamageError("an entry does not stand on the one before it")
+        require(entry.prev == before, "an entry does not stand on the one before it")
         try:
             if entry.value is not None:
                 self.check_value(entry, base)
@@ -774,22 +729,22 @@ class Workspace:
     def check_value(self, entry: Record, base: Record) -> None:
         """Refuses a value that 8.1 forbids. Keeps what the entry carries of it."""
         value, old, carried = entry.value, (self.config(base), self.devices(base)), {}
-        v, skip = base.v + 1, base.prev if base.v % 2 else base.hash
+        v, skip, now = base.v + 1, base.prev if base.v % 2 else base.hash, number(4, base.era) + number(4, base.epoch)
         for step in entry.steps:  # states v - 2, v - 4, v - 8, ...
             skip = step.raw[78:110] if sha256(step.raw) == skip else b""
-        if skip != value.skip or len(entry.steps) != max(0, (v & -v).bit_length() - 2):
-            raise DamageError("an entry does not bear out its value's skip")
+        good = skip == value.skip and len(entry.steps) == max(0, (v & -v).bit_length() - 2)
+        require(good, "an entry does not bear out its value's skip")
         for name, sealed in ((value.config, entry.config), (value.devices, entry.devices)):
             if name not in (base.config, base.devices):
-                if sha256(sealed) != name or sealed[2:10] != number(4, base.era) + number(4, base.epoch):
-                    raise DamageError("an entry does not carry what its value names")
+                good = sha256(sealed) == name and sealed[2:10] == now
+                require(good, "an entry does not carry what its value names")
                 carried[name] = self.open(sealed, 7, self.ns_id, "a carried object", base.keyring)
         config = read_config(carried[value.config]) if value.config in carried else old[0]
         devices = read_devices(carried[value.devices], self.ns_id) if value.devices in carried else old[1]
         check_step(value, base, (config, devices), old)
         tag = entry.tags.get(2, b"")  # the index root itself, perhaps: sealed anew it has the hash that is named
         for key in self.keys.of(base.epoch, base.keyring) if len(tag) > 32 else ():
-            header = b"\x01\x06" + number(4, base.era) + number(4, base.epoch) + tag[:32]
+            header = b"\x01\x06" + now + tag[:32]
             plain = (number(4, len(tag) - 32) + tag[32:]).ljust(record_length(6, tag[32:]) - 58, b"\0")
             box = AESGCM(hkdf(hkdf(key, b"", "log"), tag[:32], "record 6"))
             carried[sha256(header + box.encrypt(bytes(12), plain, header + self.ns_id))] = tag[32:]
@@ -797,14 +752,13 @@ class Workspace:
 
     def replay(self, place: Path, voter: Record, base: Record) -> Record:
         """What an acceptor accepted of the version after `base` (consensus.md 1.4, and 7.2 for blocks)."""
-        log = Record(hashes=[], poison="", claiming=[], signers={}, accepted={}, prepared=set(), closed=False)
-        log.promised = (0, b"")
+        log = Record(hashes=[], poison="", claiming=[], accepted={}, prepared=set(), closed=False, promised=(0, b""))
+        log.signers = defaultdict(set)  # devices by value
         for device in [b""] if voter.form == 1 else [*self.devices(base).members] * 2:  # blocks are read twice
             for entry in self.messages(log, place, base, device):
                 log.claiming += [entry] if entry.claim else []
                 r, value = entry.round, entry.value and entry.value.raw
-                if value:
-                    log.signers.setdefault(value, set()).add(entry.device)
+                log.signers[value].add(entry.device)
                 if entry.kind == DECIDED:
                     log.closed = log.closed or (bool(log.accepted) and log.accepted[max(log.accepted)] == value)
                 elif entry.kind == PREPARE and (device or (r > log.promised and not log.closed)):
@@ -821,14 +775,13 @@ class Workspace:
         """Whether what an entry claims is one of the version after `base`, by a member other than its writer (8)."""
         claim = entry.claim
         binding = self.ns_id + claim.acceptor + number(8, base.v + 1) + number(4, claim.index)
-        try:
+        with suppress(UnreadableError, KeyError):
             found = read_entry(self.open(claim.bytes, 3, binding, "a claim", base.keyring))
             member = self.devices(base).members[found.device]
             verify(member.signing, "entry 1", claim.bytes[:42] + found.signed, found.signature)
-        except (UnreadableError, KeyError):
-            return False
-        says = found.acceptor, found.v, found.index, found.base
-        return says == (claim.acceptor, claim.v, claim.index, base.raw) and found.device != entry.device
+            says = found.acceptor, found.v, found.index, found.base
+            return says == (claim.acceptor, claim.v, claim.index, base.raw) and found.device != entry.device
+        return False
 
     def look(self, base: Record) -> Record:
         """What the acceptors say of the version after `base` (14, 4 to 8)."""
@@ -837,21 +790,19 @@ class Workspace:
         config, v, logs = self.config(base), base.v + 1, {}
         check_policy(base, config, self.devices(base))
         for voter in config.voters:
-            try:
+            with self.report.passing(f"backend {voter.name}"):
                 place = self.acceptor(voter)
                 # With a floor, logs below it may be gone (11.1): what is absent there was perhaps deleted.
                 if place is not None and read_file(place / "floor" / str(1024 * (v // 1024 + 1))) is None:
                     logs[voter.acceptor] = self.replay(place, voter, base)
-            except (OSError, DamageError) as problem:
-                self.report.note(f"backend {voter.name}: {problem}")
         for entry in (entry for log in logs.values() for entry in log.claiming if self.proves(entry, base)):
             log, at = logs.get(entry.claim.acceptor), entry.claim.index
             if log and log.hashes[at : at + 1] != [sha256(entry.claim.bytes)]:
                 log.poison = log.poison or "it lacks an entry that was seen there"
-        good = [log for log in logs.values() if not log.poison]
         for voter in config.voters:
             if voter.acceptor in logs and (why := logs[voter.acceptor].poison):
                 self.report.note(f"backend {voter.name} does not count for version {v}: {why}")
+        good = [log for log in logs.values() if not log.poison]
         most = len(config.voters) - config.quorum + config.f  # logs that may lack a round that a quorum promised
         rounds = {r for log in logs.values() for r in log.accepted}
         lack = {r: sum(r not in log.prepared and log.promised >= r for log in good) for r in rounds}
@@ -859,14 +810,15 @@ class Workspace:
         if len({raw for log in good for _, raw in log.votes}) == 1:  # a closed log stands for it in later rounds, too
             for log in (log for log in good if log.closed):
                 log.votes |= {vote for vote in cast if vote[0] > max(log.accepted)}
-        won = sorted(vote for vote in set(cast) if sum(vote in log.votes for log in good) >= config.quorum)
+        count = {vote: sum(vote in log.votes for log in good) for vote in product(rounds, {raw for _, raw in cast})}
+        won = sorted(vote for vote in set(cast) if count[vote] >= config.quorum)
         if len(won) > 1 and won[0][0] == won[1][0]:
             raise StopError(f"two values are decided for version {v}: more backends or devices lie than is allowed for")
         ranked = list(OrderedDict.fromkeys(raw for _, raw in sorted(cast, reverse=True)))
         self.looks[base.hash] = look = Record(quorum=config.quorum, answers=len(good))
-        look.signers = {raw: set().union(*(log.signers.get(raw, ()) for log in logs.values())) for raw in ranked}
+        look.signers = {raw: set().union(*(log.signers[raw] for log in logs.values())) for raw in ranked}
         look.silent = len(config.voters) - len(good)
-        look.support = {raw: max(sum((r, raw) in log.votes for log in good) for r in rounds) for raw in ranked}
+        look.support = {raw: max(count[r, raw] for r in rounds) for raw in ranked}
         look.newest = sum(not log.hashes for log in good) >= config.quorum
         look.decided, look.candidates = (read_state(won[0][1]) if won else None), [read_state(raw) for raw in ranked]
         return look
@@ -875,13 +827,11 @@ class Workspace:
         """Whether a later version that is decided stands on this candidate (14, 6)."""
         stack = [candidate]
         while stack:
-            try:
+            with suppress(DamageError):
                 look = self.look(stack.pop())
-            except DamageError:
-                continue
-            if look.decided is not None:
-                return True
-            stack += look.candidates[::-1]
+                if look.decided is not None:
+                    return True
+                stack += look.candidates[::-1]
         return False
 
     def older(self, digest: bytes, v: int, above: Record) -> Record | None:
@@ -898,13 +848,11 @@ class Workspace:
                     break
                 found.append((record, 3, self.ns_id + bytes.fromhex(place.name) + number(8, v + 1) + number(4, index)))
         for record, kind, binding in found:
-            try:
+            with suppress(UnreadableError):
                 raw = self.open(record, kind, binding, "an older state")
                 raw = read_entry(raw).base if kind == 3 else raw[block : block + 402] if kind == 15 else raw
                 if sha256(raw) == digest:
                     return read_state(raw)
-            except UnreadableError:
-                continue
         return None
 
     def leads_back(self, state: Record) -> bool:
@@ -917,37 +865,31 @@ class Workspace:
                     return True
                 if digest not in tried and v > 0:
                     tried.add(digest)
-                    stack += [one for one in [self.older(digest, v, tip)] if one is not None]
+                    stack += filter(None, [self.older(digest, v, tip)])
         return False
 
     def genesis(self) -> Record:
         """State 0 (14, 3)."""
         for path, record in self.copies("genesis"):
-            try:
-                c = Cursor(self.open(record, 9, self.ns_id + bytes.fromhex(path.parent.name), str(path)), str(path))
-                genesis = c.fields(GENESIS)
-                c.signature(genesis.chain[-1], "genesis 1")
+            with self.report.passing(path):
+                content = self.open(record, 9, self.ns_id + bytes.fromhex(path.parent.name), "a genesis")
+                genesis = read("format:format state:402 chain:chain tags:tags", content, "a genesis", "genesis 1")
                 state = read_state(genesis.state)
                 if sha256(genesis.chain[0]) == state.ns_id == self.ns_id and state.v == 0:
                     return state
-            except DamageError as problem:
-                self.report.note(f"passed over: {problem}")
         raise StopError("no genesis of this workspace is whole in these folders")
 
     def next_era(self, state: Record) -> Record | None:
         """The first state of the era after this one, if an admin's record began it (9.1)."""
         found = {}
-        for path in (folder / "eras" / str(state.era + 1) for folder in self.folders):
-            try:
-                if (record := read_file(path)) is not None:
-                    era = read_era(self.open(record, 18, self.ns_id, str(path)))
-                    known, at = self.devices(state).chain, self.states.get(era.ended.v)
-                    other = at and at.era == era.ended.era and at.hash != era.ended.hash
-                    if era.number != state.era + 1 or era.chain[: len(known)] != known or other:
-                        raise DamageError(f"{path} does not go on from what is known")
-                    found[era.digest] = era
-            except (OSError, UnreadableError) as problem:
-                self.report.note(f"passed over: {problem}", 3)
+        for path, record in self.copies(f"eras/{state.era + 1}", self.folders, 3):
+            with self.report.passing(path, 3, UnreadableError):
+                era = read_era(self.open(record, 18, self.ns_id, "an era record"))
+                known, at = self.devices(state).chain, self.states.get(era.ended.v)
+                other = at and at.era == era.ended.era and at.hash != era.ended.hash
+                goes_on = era.number == state.era + 1 and era.chain[: len(known)] == known and not other
+                require(goes_on, "it does not go on from what is known")
+                found[era.signed] = era  # any device can seal that again
         if len(found) > 1:
             raise StopError("two records begin the next era: leave out the folders of the one that does not go on")
         for era in found.values():
@@ -970,63 +912,54 @@ class Workspace:
 
     def after(self, state: Record, unproven: bool) -> Record | None:
         """The next state that is known decided. Where there is none, it is told why a newer one may exist."""
-        try:
+        look, v = Record(decided=None, newest=False, candidates=[], answers=0, quorum=1, signers={}), state.v
+        with self.report.passing(f"what version {v} names cannot be read", 3, DamageError):
             look = self.look(state)
-        except DamageError as problem:
-            self.report.note(f"what version {state.v} names cannot be read: {problem}", 3)
-            look = Record(decided=None, newest=False, candidates=[], answers=0, quorum=1, signers={})
         if look.decided is not None:
             return look.decided
         lines = [one for one in look.candidates if self.leads_on(one)]
         if len(lines) > 1:
-            by = ", ".join(
-                shown(self.device_name(state, id_).encode()) for one in lines for id_ in look.signers[one.raw]
-            )
-            raise StopError(f"two histories begin at version {state.v + 1}, by {by}: none is followed")
+            by = ", ".join(shown(self.device_name(state, i)) for one in lines for i in look.signers[one.raw])
+            raise StopError(f"two histories begin at version {v + 1}, by {by}: none is followed")
         if lines or (first := self.next_era(state)) is not None:
             return lines[0] if lines else first
-        hint, v = self.best_hint(state), state.v
-        if hint is not None and look.answers >= look.quorum:
+        answers, hint = look.answers >= look.quorum, self.best_hint(state)
+        if hint is not None and answers:
             self.report.note(f"these are old copies, or lie: a device signed version {hint.v}, and they show {v}", 3)
         if hint is not None:
-            return hint if unproven or look.answers < look.quorum else None
+            return hint if unproven or not answers else None
         if look.newest:
             return None
         if look.candidates and unproven:
             self.report.note(f"version {v + 1} is not proven: a vote of these folders is all there is", 3)
             return look.candidates[0]
-        why = f"only {look.answers} of the {look.quorum} backends needed answer for version {v + 1}"
-        why = f"version {v} is the newest that is proven" if look.answers >= look.quorum else why
+        few = f"only {look.answers} of the {look.quorum} backends needed answer for version {v + 1}"
         more = ": --unproven shows what these folders have of it" if look.candidates else ""
+        why = f"version {v} is the newest that is proven" if answers else few
         self.report.note(f"{why}; another version may be agreed{more}", 3)
         return None
 
     def best_hint(self, state: Record) -> Record | None:
         """The newest state beyond this one of a hint that leads back, and that the logs of its version bear out."""
         found = None
-        for place in self.places:
-            try:
-                base, hint = self.hint(place) or (state, state)
+        for path, record in self.copies("hint"):
+            with self.report.passing(path, 0, (OSError, UnreadableError)):
+                base, hint = self.hint(bytes.fromhex(path.parent.name), record)
                 if hint.v > (found or state).v and hint.era == state.era and self.leads_back(hint):
                     look = self.look(base)
                     held = look.support.get(hint.raw, 0) + look.silent >= look.quorum
                     new, old = self.devices(hint), self.devices(state)
                     later = (new.era, new.v) > (old.era, old.v) or new.policy == old.policy
                     found = hint if held and later and (look.decided or hint).raw == hint.raw else found
-            except (OSError, UnreadableError) as problem:
-                self.report.note(f"{place / 'hint'}: {problem}")
         return found
 
-    def hint(self, place: Path) -> tuple[Record, Record] | None:
+    def hint(self, acceptor: bytes, record: bytes) -> tuple[Record, Record]:
         """Base and state that a hint names, if the base admits who signed it and 8.1 lets it pass."""
-        if (record := read_file(place / "hint")) is None:
-            return None
-        acceptor = bytes.fromhex(place.name)
         entry = read_entry(self.open(record, 4, self.ns_id + acceptor, "a hint"))
         base, value = read_state(entry.base), entry.value
         says = entry.ns_id, entry.acceptor, entry.era, entry.v, entry.kind, entry.index
-        if says != (self.ns_id, acceptor, base.era, base.v + 1, DECIDED, 0) or not follows(value, base):
-            raise DamageError("a hint contradicts itself")
+        good = says == (self.ns_id, acceptor, base.era, base.v + 1, DECIDED, 0) and follows(value, base)
+        require(good, "a hint contradicts itself")
         key = admit(self.devices(base), entry.device, entry.certificate)
         verify(key, "hint 1", record[:42] + entry.signed, entry.signature)
         check_policy(value, self.config(value), self.devices(value))
@@ -1045,83 +978,82 @@ class Contents:
     """What the packs of a workspace hold, by the index of its newest state."""
 
     def __init__(self, space: Workspace, state: Record) -> None:
-        self.space, self.state, self.chains = space, state, space.config(state).chains
+        self.space, self.state = space, state
+        self.chains = [[step.name for step in chain.steps] for chain in space.config(state).chains]
         self.packs: dict[tuple[int, bytes], Record] = {}
         self.where: dict[bytes, list[Record]] = {}
         self.cache: OrderedDict[tuple[int, bytes, int], bytes] = OrderedDict()
-        if not any(state.index):
-            return
-        root = space.named(f"meta/{state.index_gen}", state.index, 6, "the index root")
-        gone: set[tuple[int, bytes]] = set()
-        for row in reversed(read(INDEX_ROOT, root, "the index root").rows):
-            try:
+        gone = set[tuple[int, bytes]]()
+        root = space.named(f"meta/{state.index_gen}", state.index, 6, "the index root") if any(state.index) else b""
+        for row in reversed(read(INDEX_ROOT, root, "the index root").rows) if root else ():
+            with space.report.passing("a part of the index is passed over: what it lists is missed", 1, DamageError):
                 data = row.tags.get(1) or space.named(f"meta/{row.generation}", row.hash, 6, "an index segment")
-                if len(data) != row.size or (1 in row.tags and sha256(data) != row.hash):
-                    raise DamageError("an index segment is not what the root says")
+                whole = len(data) == row.size and (1 not in row.tags or sha256(data) == row.hash)
+                require(whole, "an index segment is not what the root says")
                 gone |= self.add(data)
-            except DamageError as problem:
-                space.report.note(f"a part of the index cannot be read, and what it lists is missed: {problem}", 1)
         self.packs = {key: pack for key, pack in self.packs.items() if key not in gone}
 
     def add(self, data: bytes) -> set[tuple[int, bytes]]:
         """Takes in an index segment (F 6.2), older ones later; -> its tombstones."""
-        Cursor(data, "an index segment").format()
-        c = Cursor(unzstd(data[1:], 256 << 20, "an index segment"), "an index segment")
-        packs = []
-        for _ in range(c.u(32)):
-            pack, at = c.fields(PACK), 38
-            if not 1 <= pack.k <= pack.n:
-                raise DamageError("an index segment has a pack of no parts")
+        what = "an index segment"
+        Cursor(data, what).format()
+        said = read(INDEX_SEGMENT, unzstd(data[1:], 256 << 20, what), what)
+        for pack in said.packs:
+            require(1 <= pack.k <= pack.n, f"{what} has a pack of no parts")
             if (pack.size_class, pack.k, pack.n) != (0, 1, 1):
                 raise UpgradeError("a pack")
+            at = 38
             for segment in pack.segments:
                 segment.at, at = at, at + segment.stored
-            packs.append(self.packs.setdefault((pack.generation, pack.name), pack))
-        rest = c.fields(PLACES)
-        c.tags()
-        c.end()
-        for row in rest.objects:
-            if row.pack >= len(packs) or row.segment >= len(packs[row.pack].segments):
-                raise DamageError("an index segment names a pack that it does not list")
+        packs = [self.packs.setdefault((pack.generation, pack.name), pack) for pack in said.packs]
+        for pack, newest in zip(said.packs, packs, strict=True):
+            newest.tags = pack.tags | newest.tags
+        for row in said.objects:
+            is_there = row.pack < len(packs) and row.segment < len(packs[row.pack].segments)
+            require(is_there, f"{what} names a pack that it does not list")
             row.pack = packs[row.pack].generation, packs[row.pack].name
             self.where.setdefault(row.id, []).append(row)
-        return {(row.generation, row.name) for row in rest.gone}
+        return {(row.generation, row.name) for row in said.gone}
 
-    def object(self, kind: int, object_id: bytes) -> bytes:
-        """An object, from any pack and any copy that has it whole."""
-        problem = DamageError("the index does not list it")
-        for row in self.where.get(object_id, ()):
-            if row.kind >> 4 or row.kind > SNAPSHOT:
+    def object(self, kind: int, object_id: bytes, below: int = 9) -> bytes:
+        """An object, from any pack and any copy that has it, whole or as a delta of a base of less depth (F 5.8)."""
+
+        def at(row: Record) -> bytes:
+            if row.kind >> 4 > 1 or row.kind & 15 > SNAPSHOT:
                 raise UpgradeError("an object")
-            try:
-                data = self.segment(row.pack, row.segment)[row.offset : row.offset + row.length]
-                if row.kind == kind and blake3.blake3(data, key=self.space.keys.of_kind[kind]).digest() == object_id:
-                    return data
-                problem = DamageError("a pack has something else in its place")
-            except DamageError as damage:
-                problem = damage
-        raise problem
+            data, delta = self.segment(row.pack, row.segment)[row.offset : row.offset + row.length], self.delta(row)
+            require(delta[40] < below, "it is a delta of nothing that can be read")
+            if delta[40]:
+                data = undelta(self.object(kind, delta[8:40], delta[40]), data)
+            same = blake3.blake3(data, key=self.space.keys.of_kind[kind]).digest() == object_id
+            require(same and row.kind & 15 == kind, "a pack has something else in its place")
+            return data
+
+        rows = sorted(self.where.get(object_id, ()), key=lambda row: self.delta(row)[40])
+        return first_whole(rows, at, "the index does not list it")
+
+    def delta(self, row: Record) -> bytes:
+        """Place, base and depth of a delta, as the tags of its pack have it; depth 0: it is whole, 9: nobody says."""
+        place = b"".join(n.to_bytes(4, "big") for n in (row.segment, row.offset))
+        tags = self.packs[row.pack].tags if row.kind >> 4 and row.pack in self.packs else {}
+        lines = b"".join(tags.get(tag, b"") for tag in range(16, 32))
+        found = (lines[at : at + 41] for at in range(0, len(lines), 41) if lines.startswith(place, at))
+        return next(found, bytes(40) + bytes([9 * bool(row.kind >> 4)])).ljust(41, b"\x09")
 
     def segment(self, key: tuple[int, bytes], index: int) -> bytes:
         """A segment of a pack, unpacked (F 5)."""
         if (*key, index) in self.cache:
             self.cache.move_to_end((*key, index))
             return self.cache[*key, index]
-        if (pack := self.packs.get(key)) is None:
-            raise DamageError("the index says that its pack was deleted")
-        segment, name = pack.segments[index], pack.name.hex()
-        for path in (place / "packs" / str(pack.generation) / name[:2] / name for place in self.space.places):
-            try:
-                with path.open("rb") as file:
-                    file.seek(segment.at)
-                    stored = file.read(segment.stored)
-            except OSError as problem:
-                if not isinstance(problem, FileNotFoundError | NotADirectoryError):
-                    self.space.report.note(f"{path}: {problem.strerror}; looking for another copy")
-                continue
-            if sha256(stored) == segment.digest:
+        pack, report = self.packs.get(key), self.space.report
+        require(pack, "the index says that its pack was deleted")
+        segment, name = pack.segments[index], key[1].hex()
+        for path in (place / "packs" / str(key[0]) / name[:2] / name for place in self.space.places):
+            with suppress(FileNotFoundError, NotADirectoryError), report.passing(path), path.open("rb") as file:
+                file.seek(segment.at)
+                stored = file.read(segment.stored)
+                require(sha256(stored) == segment.digest, "damaged; looking for another copy")
                 break
-            self.space.report.note(f"{path} is damaged; looking for another copy")
         else:
             raise DamageError(f"pack {name} is whole in none of the folders")
         self.cache[*key, index] = raw = self.unpack(pack, index, stored)
@@ -1140,11 +1072,10 @@ class Contents:
         for step in reversed(chain):
             if step == "encrypt" and keys.encrypted:
                 tries = [hkdf(hkdf(key, b"", "pack"), header.random, "one pack") for key in keys.of(header.epoch)]
-                data = first_that_opens(tries, what, lambda key, data=data: decrypt(key, index, data, bound, what))
+                data = first_whole(tries, lambda key, data=data: decrypt(key, index, data, bound, what), what)
             elif step == "compress":
                 data = unzstd(data[1:], size, what) if Cursor(data, what).flag() else data[1:]
-        if len(data) != size or size > 64 << 20:
-            raise DamageError("a segment has another length than the index says")
+        require(len(data) == size <= 64 << 20, "a segment has another length than the index says")
         return data
 
     def history(self) -> Iterator[Record]:
@@ -1162,10 +1093,10 @@ class Contents:
 
     def kept(self) -> Record:
         """Which versions were dropped, and the trees that snapshots have in place of their own, by id (F 6.4)."""
-        ref, none = (f"meta/{self.state.retained_gen}", self.state.retained), b"\1" + bytes(13)
-        c = Cursor(self.space.named(*ref, 6, "the list of what is kept") if any(ref[1]) else none, "a list")
-        rows = "dropped:32*65536(first:u64 last:u64 below:32)! names:16*4096(name:t16 version:u64)! policy:t16"
-        kept = c.fields(f"format:format {rows} trees:32*65536(snapshot:32 root:32)! purge:flag")
+        where, what = (f"meta/{self.state.retained_gen}", self.state.retained), "the list of what is kept"
+        if not any(self.state.retained):
+            return Record(dropped=[], trees={})
+        kept = Cursor(self.space.named(*where, 6, what), what).fields(RETAINED)  # a reader needs nothing behind these
         kept.trees = {row.snapshot: row.root for row in kept.trees}
         return kept
 
@@ -1175,25 +1106,22 @@ class Contents:
         while stack:
             node_id, above = stack.pop()
             c = Cursor(self.object(DIR, node_id), "a directory")
-            level = c.fields("format:format level:u8").level
-            children = c.fields("rows:32*(name:b16 id:32)!").rows if level else []
-            rows = [] if level else [read_dir_entry(c) for _ in range(c.u(32))]
+            node = c.fields("format:format level:u8 children:?level(rows:32*(name:b16 id:32)!)")
+            rows = node.children.rows if node.level else [read_dir_entry(c) for _ in range(c.one("u32"))]
             c.end()
-            if level >= above or (above < 8 and not children and not rows):
-                raise DamageError("a directory contradicts itself")
-            stack += [(child.id, level) for child in reversed(children)]
-            yield from rows
+            require(node.level < above and (above == 8 or rows), "a directory contradicts itself")
+            if node.level:
+                stack += [(child.id, node.level) for child in reversed(rows)]
+            else:
+                yield from rows
 
     def tree(self, root: bytes) -> Iterator[tuple[bytes, Record]]:
         """Path and entry of everything in a tree: a directory before what is in it. What cannot be read is said."""
         said, stack = 0, [(b"", self.entries(root))]
         while stack:
-            path, entries = stack[-1]
-            try:
+            (path, entries), entry = stack[-1], None
+            with self.space.report.passing(f"{shown(path) or '.'}: the directory cannot be read", 1, DamageError):
                 entry = next(entries, None)
-            except DamageError as problem:
-                self.space.report.note(f"{shown(path) or '.'}: the directory cannot be read: {problem}", 1)
-                entry = None
             if entry is None:
                 stack.pop()
                 continue
@@ -1211,8 +1139,7 @@ class Contents:
         stack = [(entry.body[-32:], 8 if entry.kind == 4 else 0)] if entry.size else []  # 0: a chunk, no node
         while stack:
             object_id, above = stack.pop()
-            if size > entry.size or count > MOST_CHUNKS:
-                raise DamageError("the file is longer than its directory says")
+            require(size <= entry.size and count <= MOST_CHUNKS, "the file is longer than its directory says")
             if not above:
                 data = self.object(BLOB, object_id)
                 check.update(data)
@@ -1220,11 +1147,10 @@ class Contents:
                 yield data
                 continue
             node = read(FILE_NODE, self.object(FILE, object_id), "a file")
-            if node.level >= above or not node.children:
-                raise DamageError("a file contradicts itself")
+            require(node.level < above and node.children, "a file contradicts itself")
             stack += [(child.id, node.level) for child in reversed(node.children)]
-        if size != entry.size or check.digest() != entry.body[:32]:
-            raise DamageError("the file is not what its directory says")
+        same = size == entry.size and check.digest() == entry.body[:32]
+        require(same, "the file is not what its directory says")
 
 
 def read_dir_entry(c: Cursor) -> Record:
@@ -1235,8 +1161,8 @@ def read_dir_entry(c: Cursor) -> Record:
     bad_name = not 0 < len(entry.name) <= 4096 or entry.name in (b".", b"..") or {0, 47} & {*entry.name}
     bad_target = entry.kind == 3 and (not entry.body or 0 in entry.body or len(entry.body) != entry.size)
     bad_other = (entry.kind == 2 and (entry.size or entry.mtime)) or (entry.kind == 3 and entry.mode)
-    if bad_name or bad_target or bad_other or entry.mode > 0o7777:
-        raise DamageError("a directory has an entry that no writer makes")
+    good = not (bad_name or bad_target or bad_other or entry.mode > 0o7777)
+    require(good, "a directory has an entry that no writer makes")
     return entry
 
 
@@ -1245,14 +1171,12 @@ def read_dir_entry(c: Cursor) -> Record:
 
 def is_local_state(name: bytes) -> bool:
     """Whether some file system takes this name for `.metasync` (F 3.2)."""
-    try:
-        text = name.decode()
-    except UnicodeDecodeError:
-        return False
-    spans = [[int(end, 16) for end in span.split("-")] for span in OVERLOOKED.split()]
-    text = "".join(char for char in text if not any(span[0] <= ord(char) <= span[-1] for span in spans))
-    text = unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
-    return re.fullmatch(r"\.metasync|metasy~[0-9]+", text.split(":")[0].rstrip(". ")) is not None
+    with suppress(UnicodeDecodeError):
+        spans = [[int(end, 16) for end in span.split("-")] for span in OVERLOOKED.split()]
+        text = "".join(c for c in name.decode() if not any(span[0] <= ord(c) <= span[-1] for span in spans))
+        text = unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
+        return re.fullmatch(r"\.metasync|metasy~[0-9]+", text.split(":")[0].rstrip(". ")) is not None
+    return False
 
 
 def restore(contents: Contents, root: bytes, dest: Path) -> None:
@@ -1264,10 +1188,10 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
     for path, entry in contents.tree(root):
         if path.startswith(refused[-1] + b"/"):
             continue
-        target = os.path.join(os.fsencode(dest), path)
-        try:
-            if is_local_state(entry.name) or (os.name == "nt" and {*entry.name} & {*b"\\:"}):
-                raise DamageError("refused: this name is kept for the local state of MetaSync, or leads elsewhere")
+        target, is_done = os.path.join(os.fsencode(dest), path), False
+        with contents.space.report.passing(f"{shown(path)}: not restored", 1, (OSError, DamageError, OverflowError)):
+            is_taken = is_local_state(entry.name) or (os.name == "nt" and {*entry.name} & {*b"\\:"})
+            require(not is_taken, "refused: this name is kept for the local state of MetaSync, or leads elsewhere")
             if entry.kind == 2:
                 os.mkdir(target, 0o700)
                 directories.append((target, entry.mode & 0o777))
@@ -1277,11 +1201,8 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
                 write_file(contents, entry, target)
             if entry.kind != 2 and (entry.kind != 3 or os.utime in os.supports_follow_symlinks):
                 os.utime(target, ns=(entry.mtime, entry.mtime), follow_symlinks=entry.kind != 3)
-        except (OSError, DamageError, OverflowError) as problem:
-            refused.append(path)
-            contents.space.report.note(
-                f"{shown(path)}: not restored: {getattr(problem, 'strerror', None) or problem}", 1
-            )
+            is_done = True
+        refused += [] if is_done else [path]
     for target, mode in reversed(directories):
         os.chmod(target, mode)
 
@@ -1328,16 +1249,14 @@ def run(args: argparse.Namespace, report: Report) -> None:
     """Finds the workspace, what is agreed in it, and does what was asked."""
     found = [one for one in find_workspaces(args.folder, secret_of(args), report) if args.workspace in (None, one.name)]
     if len(found) != 1:
-        names = ", ".join(shown(one.name.encode()) for one in found)
-        several = f"name one of these with --workspace: {names}"
+        several = f"name one of these with --workspace: {', '.join(shown(one.name) for one in found)}"
         raise StopError(several if found else "nothing here opens with this: was it changed?")
     space = found[0]
     state = space.newest(args.unproven)
-    fingerprint = f"{state.v}-{state.hash.hex()[:10]}"
-    report.note(f"workspace {shown(space.name.encode())}, version {state.v}, fingerprint {fingerprint}")
+    report.note(f"workspace {shown(space.name)}, version {state.v}, fingerprint {state.v}-{state.hash.hex()[:10]}")
     contents = Contents(space, state)
     for one in contents.history() if args.history else ():
-        who, what = (shown(text.encode()) for text in (space.device_name(state, one.device), one.message))
+        who, what = shown(space.device_name(state, one.device)), shown(one.message)
         sys.stdout.write(f"{one.version}\t{moment(one.time)}\t{who}\t{what}\n")
     root = None if args.history else of_version(contents, args.version)
     for path, entry in contents.tree(root) if args.list and root else ():

@@ -137,10 +137,11 @@ def backend_remove(options: Options, name: str, dead: bool, wipe: bool, yes: boo
     """Removes a backend, for all devices.
 
     What it holds is left there, and read until `metasync rebalance` has moved it. --wipe moves the data at once, and
-    then deletes what the workspace has there, and nothing else; stopped, it goes on when run again. --dead is for one
-    that will never answer again, also if it was removed before: nobody waits for it any more. What only it had is
-    named first, and asked about. Asks for the passphrase where fewer backends may lie then than the workspace promises,
-    or too few of the votes that it was given for are left.
+    then deletes what the workspace has there, and nothing else; what is left then goes with later pushes and with
+    `metasync rebalance`, on any device that has its way. --dead is for one that will never answer again, also if it
+    was removed before: nobody waits for it any more, or empties it. What only it had is named first, and asked about.
+    Asks for the passphrase where fewer backends may lie then than the workspace promises, or too few of the votes that
+    it was given for are left.
 
     \b
     Example:
@@ -208,8 +209,9 @@ def rebalance(options: Options, dry_run: bool, read_data: bool) -> None:
     """Moves data to where they belong since the backends changed.
 
     Copies what a change of the backends displaced, verifies every copy, has that agreed, and then deletes what is
-    surplus. Pushes go on meanwhile. Stopped at any point, it goes on when run again, here or on another device; several
-    devices may share the work. Ends with 4 while something is left to do.
+    surplus, and what is left on removed backends that are to be emptied. Pushes go on meanwhile. Stopped at any point,
+    it goes on when run again, here or on another device; several devices may share the work. Ends with 4 while
+    something is left to do.
 
     \b
     Example:

@@ -73,7 +73,7 @@ def asked(directory: Path, name: str | None) -> Start:
         chosen.append(url)
         texts.append(text)
         prompt.tell("", *(f"  {number}. {u.location}" for number, u in enumerate(chosen, start=1)), _summary(chosen))
-    name = name or _name(directory)
+    name = name or name_of(directory)
     prompt.tell("", *_cost(directory, len(chosen)))
     if not prompt.confirmed(f"Make the workspace {name}?"):
         prompt.tell("Nothing was made. Accounts that were linked stay linked: metasync auth --list")
@@ -81,7 +81,9 @@ def asked(directory: Path, name: str | None) -> Start:
     return Start(name, tuple(texts))
 
 
-def _name(directory: Path) -> str:
+def name_of(directory: Path) -> str:
+    """Asks for the name of a new workspace."""
+    directory = new_folder(directory, "docs")
     usual = directory.name or "files"
     while True:
         words = f"What is the workspace called, on all devices? (Enter: {usual})"

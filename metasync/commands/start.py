@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -42,6 +43,22 @@ def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
         )
 
     return ask
+
+
+def _missing(directory: Path, *, name: str | None, has_backends: bool) -> UsageError:
+    """What `init` cannot do without, all at once, where there is nobody to ask."""
+    usual = directory.resolve().name
+    usual = shlex.quote(usual if usual and usual.isprintable() else "docs")
+    if has_backends:
+        return UsageError("no name was given: what the workspace is called on all devices",
+                          next_step=f"Add one: --name {usual}")  # fmt: skip
+    what = "no backend was given" if name is not None else "neither a name nor a backend was given"
+    words = "--backend URL --backend URL --backend URL"
+    return UsageError(
+        f"{what}, and nobody can be asked here",
+        next_step=f"Add {words if name is not None else f'--name {usual} {words}'}: three stores that do not"
+        " fail together. On a terminal, `metasync init` alone asks for all of it.",
+    )
 
 
 @click.command()
@@ -87,15 +104,17 @@ def init(
       metasync init ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b --backend file:///mnt/c
     A backend URL may end in ?capacity=15GiB, &name=work-box, &role=storage.
     """
-    is_guided = not backends and not options.json and not options.quiet and prompt.somebody()
-    if is_guided:
+    may_ask = not options.json and not options.quiet and prompt.somebody()
+    is_guided = may_ask and not backends
+    if may_ask and (is_guided or name is None):
         from metasync.commands import guided
 
-        name, backends = guided.asked(options.directory / directory, name)
-    elif name is None or not backends:
-        missing = "name" if name is None else "backends"
-        context = click.get_current_context()
-        raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
+        if is_guided:
+            name, backends = guided.asked(options.directory / directory, name)
+        else:
+            name = guided.name_of(options.directory / directory)
+    if name is None or not backends:
+        raise _missing(options.directory / directory, name=name, has_backends=bool(backends))
     console = Console(options)
     from metasync.workspace import Workspace
 

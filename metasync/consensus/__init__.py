@@ -16,6 +16,7 @@ from metasync.consensus.records.state import (
     Ref,
     State,
     decode_state,
+    line_after,
     skip_version,
 )
 
@@ -45,5 +46,6 @@ __all__ = [
     "decode_state",
     "encode_birth",
     "is_root",
+    "line_after",
     "skip_version",
 ]

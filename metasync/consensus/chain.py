@@ -88,11 +88,9 @@ def learn_skip(m: Participant, instance: Instance) -> Task:
 
 
 def other_at(m: Participant, instance: Instance, shown: State) -> Task:
-    """-> the hash that the chain of `shown` has in the place of the instance's base; None where it has the base, or the
-    way back cannot be read."""
+    """-> the hash that the chain of `shown` has in the place of the instance's base; None where it has the base or
+    does not come so far, and where the way back cannot be read."""
     base = instance.base
-    if shown.v < base.v:
-        return None
     try:
         digest = yield from ancestor(m, instance, shown, base.v)
     except (DamagedError, NoQuorumError):

@@ -51,10 +51,8 @@ class Group:
     `certificate`: this device's, needed until the agreed device set holds it. `guard`: why this process must not write
     blocks in its device's name now (`acceptors.block`); None: it may. It is asked before every block.
 
-    Tasks that read or write single objects may run side by side; those that look at logs (`get_recent`, `newest_seen`,
-    `propose`, `find_op`, `state_at`) one at a time.
-
-    Tasks raise `NoQuorumError`, `ForkError`, `UpgradeError`; a wait without quorum ends after `deadline_s`.
+    Tasks may run side by side; those that look at the newest logs take turns. They raise `NoQuorumError`, `ForkError`,
+    `UpgradeError`; a wait without quorum ends after `deadline_s`.
     """
 
     def __init__(
@@ -154,8 +152,7 @@ class Group:
     def get_recent(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest decided State: at least `known`, at least any commit that ended before this began.
 
-        With nothing new: one round trip, two requests per acceptor (two more, once per process, audit its memory and
-        look for a floor).
+        With nothing new: one round trip, two requests per acceptor (two more, once per process: rules 1.10 and 1.11).
         """
         return self._with_its_keys(over_eras(learner.get_recent, self.participant, self.enter, known, deadline_s))
 
@@ -165,7 +162,7 @@ class Group:
 
     def _with_its_keys(self, look: Task) -> Task:
         """Runs a look, then drops keys of later epochs than its result, which a floor may have asked for."""
-        state: State = yield from look
+        state: State = yield from self.participant.alone(look)
         self.participant.keys = self.participant.keys.until(
             max(state.epoch, min(e for e, _ in self.participant.keys.epoch_keys))
         )
@@ -181,6 +178,9 @@ class Group:
         give that of a journaled change again, so that what an earlier process left behind is known to be mine. Persists
         `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
         """
+        return self.participant.alone(self._propose(base, make_value, op_id, deadline_s))
+
+    def _propose(self, base: State, make_value: MakeValue, op_id: bytes | None, deadline_s: float) -> Task:
         yield from self._make_sure_of_fence(base, deadline_s)
         instance = yield from self.enter(base)
         try:
@@ -193,9 +193,12 @@ class Group:
     def prepare(self, base: State, *, deadline_s: float = DEADLINE_S, hurry: Hurry = lambda: False) -> Task:
         """Does the first phase of `propose` on `base`, while an upload ends. -> bool: only one round trip is left.
 
-        May run beside tasks that write single objects. Others who propose wait for a while. `hurry`: whether the upload
-        has ended; until then it also waits for acceptors beyond the quorum, for a few round trips.
+        Others who propose wait for a while. `hurry`: whether the upload has ended; until then it also waits for
+        acceptors beyond the quorum, for a few round trips.
         """
+        return self.participant.alone(self._prepare(base, deadline_s, hurry))
+
+    def _prepare(self, base: State, deadline_s: float, hurry: Hurry) -> Task:
         yield from self._make_sure_of_fence(base, deadline_s)
         instance = yield from self.enter(base)
         try:
@@ -299,8 +302,8 @@ class Group:
     ) -> Task:
         """Stores meta objects and a root that names them. -> (their Refs, the root's last; the root's plaintext).
 
-        `leaves` make the plaintexts, each once, in a worker. All are stored side by side, as far as memory allows; no
-        state names the root yet, so their order does not matter. Ends once enough acceptors hold each.
+        `leaves` make the plaintexts, each once, in a worker. All are stored side by side, as far as memory allows, for
+        no state names the root yet. Ends once enough acceptors hold each.
         """
         refs: list[Ref] = []
         waiting: dict[str, Task] = {}
@@ -343,7 +346,7 @@ class Group:
         return digest
 
     def get_const(self, digest: bytes) -> Task:
-        """-> the plaintext of a const object."""
+        """-> its plaintext."""
         if digest not in self._consts:
             data = yield from get_const(self.participant.keys, digest, self._linked(), "a const object")
             self._keep_const(digest, data)
@@ -353,8 +356,6 @@ class Group:
         while len(self._consts) >= CONSTS_KEPT:
             del self._consts[next(iter(self._consts))]
         self._consts[digest] = data
-
-    # what nothing depends on
 
     def write_hint(self, base: State, state: State, *, now: bool = False, everywhere: bool = False) -> Task:
         """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due or `now`. -> how many did.
@@ -387,10 +388,9 @@ class Group:
         return (yield from read_heads(self.participant, instance, devices, backends))
 
     def check_heads(self, state: State, backends: Sequence[str]) -> Task:
-        """Compares the heads of devices with the newest decided `state`.
+        """-> (heads of versions after the newest decided `state`, heads of versions not in its chain), tuples of Head.
 
-        -> (heads of versions after it, heads of versions not in its chain), tuples of Head. The first may come from a
-        push since; if a new look does not find it, backends hide it.
+        The first may come from a push since; if a new look does not find it, backends hide it.
         """
         instance = yield from self.enter(state)
         return (yield from check_heads(self.participant, instance, backends))

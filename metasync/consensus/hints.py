@@ -6,6 +6,7 @@ Both are sealed, signed and overwritten; a backend that does not take one fails 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from metasync.consensus.chain import ancestor
@@ -26,12 +27,13 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, State
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
 from metasync.keys.derive import read_header
-from metasync.runtime.effects import Gather, Op, Random, Reply, Task
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Task
 
 HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared
 AHEAD_MAX: Final = 1 << 20  # versions; a head that claims more beyond the newest is made up (consensus.md, rule 8.3)
 WAIT_S: Final = 5.0  # so long is waited for them
+HEAD_EVERY_S: Final = 60.0  # a process that pushes again and again writes its head so often, and in the end
 
 
 def hint_is_due(v: int) -> bool:
@@ -81,6 +83,28 @@ def write_head(m: Participant, state: State, head: bytes, prev: bytes, backends:
     data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
     heads = {b: _put(b, head_path(mine.device_id), data) for b in backends}
     return (yield from _some(heads, len(heads) // 2 + 1))
+
+
+@dataclass
+class OwnHead:
+    """This device's head, as one process writes it: at once, then every HEAD_EVERY_S, and in the end.
+
+    `waiting`: what it is to say, as `write_head` takes it, where that was not written yet.
+    """
+
+    waiting: tuple[State, bytes, bytes] | None = None
+    written_s: float | None = None
+
+    def say(self, state: State, head: bytes, prev: bytes, now_s: float) -> bool:
+        """Takes what it is to say now. -> whether it is time to write it."""
+        self.waiting = state, head, prev
+        return self.written_s is None or not 0 <= now_s - self.written_s < HEAD_EVERY_S
+
+    def written(self, m: Participant, backends: Sequence[str]) -> Task:
+        """Writes what waits. -> how many confirmed."""
+        said, self.waiting = self.waiting, None
+        self.written_s = yield Now()
+        return 0 if said is None else (yield from write_head(m, *said, backends))
 
 
 def read_head(

@@ -118,10 +118,10 @@ class Instance:
 
     def is_certain(self, value: State) -> bool:
         """True unless what was not read, or is hidden by those that may lie, can show that another value was decided in
-        a lower round than this one, which was decided by what was read."""
+        a lower round than this one. `value`: what `decided` gave, which is that of the lowest round with a quorum."""
         votes = Counter((rnd, x) for log in self._counted(births=True) for rnd, x in log.votes.items())
-        mine = (rnd for (rnd, x), held in votes.items() if x == value and held >= self.quorum and self.is_earned(rnd))
-        won = min(mine, default=NEVER)  # closed logs stood for it, and then there is no other value
+        rounds = (rnd for (rnd, _), held in votes.items() if held >= self.quorum and self.is_earned(rnd))
+        won = min(rounds, default=NEVER)  # closed logs stood for it, and then there is no other value
         others = [held for (rnd, x), held in votes.items() if x != value and rnd < won and self.is_earned(rnd)]
         return max(others, default=-len(self.acceptors)) + self._unread() < self.quorum
 
@@ -133,7 +133,7 @@ class Instance:
         """
         votes = [vote for log in self._counted(births=True) for vote in log.votes.items() if self.is_earned(vote[0])]
         lost = sum(bool(a.memory.replaced) and not a.memory.tombstone for a in self.acceptors.values())
-        held = max(Counter(rnd for rnd, x in votes if x == value).values(), default=0)
+        held = max(Counter(rnd for rnd, _ in votes).values(), default=0)  # all of them are its, or it is not bound
         enough = held > 0 and held + lost >= self.quorum and self._unread() < self.quorum
         return enough and all(x == value for _, x in votes)
 

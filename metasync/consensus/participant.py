@@ -21,7 +21,7 @@ from metasync.errors import FormatError
 from metasync.keys.derive import FORMAT, RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.runtime.effects import Task
+from metasync.runtime.effects import Sleep, Task
 
 OP_TIMEOUT_S: Final = 10.0  # one small object; a backend that takes longer is as good as down
 RTT_FIRST_S: Final = 0.1  # assumed until the first reply
@@ -29,6 +29,8 @@ RTT_MAX_S: Final = 2.0
 STATES_CACHED: Final = 256
 OBJECTS_KEPT: Final = 8  # a change names two
 MEMORY_MAX: Final = 1024
+ROUNDS_KEPT: Final = 1024  # versions whose rounds are known: nobody proposes again in one of so long ago
+TURN_S: Final = 0.01  # between looks whether another task still looks at logs
 
 StandingKind = Literal["ok", "down", "full", "replaced", "poisoned", "rolled back", "unlinked", "unknown"]
 
@@ -64,6 +66,7 @@ class AcceptorMemory:
     `told_by`, `told_at`: the device that saw `last`, if it was another one, and when this process was told (seconds).
     `rolled_back`: why it is out for good: it showed another past than before. `replaced`: why its root is not the one
     that the config means. `suspicion`: what an audit found that began beside a look at its birth. All three: "" if not.
+    `born_at`: when its birth was seen right last (seconds); None: never, or it was not when it answered last.
     `no_floor`: a floor that was not there, and when that was seen (seconds). `journal`: in block form, the journalled
     block that is known to be this device's last there; `unconfirmed`: it may not stand yet.
     """
@@ -76,6 +79,7 @@ class AcceptorMemory:
     rolled_back: str = ""
     replaced: str = ""
     suspicion: str = ""
+    born_at: float | None = None
     no_floor: tuple[int, float] = (-1, 0.0)
     tombstone: Tombstone | None = None
     journal: bytes = b""
@@ -99,7 +103,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class Participant:
-    """One process's part in one workspace's consensus. Not for use by two tasks at once."""
+    """One process's part in one workspace's consensus. Tasks that look at logs take turns (`alone`)."""
 
     keys: WorkspaceKeys
     identity: DeviceIdentity
@@ -111,6 +115,7 @@ class Participant:
     guard: Callable[[], Barred | None] = lambda: None
 
     def __post_init__(self, memory: bytes) -> None:
+        self.is_busy = False  # a task looks at logs
         self.others: tuple[str, ...] = ()  # ways to backends that do not vote: keyrings lie there too
         self.rtt_s = RTT_FIRST_S
         self.now = 0.0  # the latest time that anybody told, in seconds on the clock of `Now`
@@ -140,6 +145,22 @@ class Participant:
         self.fenced: set[bytes] = set()  # states whose change of config or keys is known to be fenced off
         self.followed: dict[int, EraRecord] = {}  # records by which this process passed to another era
         self.recovering = 0  # the era that this process is about to begin: retired acceptors are read for it
+
+    def alone(self, task: Task) -> Task:
+        """Runs a task that looks at logs, when no other one does: several threads may ask. -> what it returns."""
+        while self.is_busy:
+            yield Sleep(TURN_S)
+        self.is_busy = True
+        try:
+            return (yield from task)
+        finally:
+            self.is_busy = False
+
+    def use_round(self, v: int, n: int) -> None:
+        """Notes the round of a version that is about to be used, and forgets versions of long ago."""
+        self.rounds_used[v] = n
+        while len(self.rounds_used) > ROUNDS_KEPT:
+            del self.rounds_used[next(iter(self.rounds_used))]
 
     def remember_state(self, state: State) -> None:
         """Keeps a state of the chain, to be fetched no more."""

@@ -222,7 +222,7 @@ class _Attempt:
         n = max(top.n, m.rounds_used.get(i.v, 0), 0) + 1
         if n > ROUND_MAX:
             raise self._no_quorum()
-        m.rounds_used[i.v] = n
+        m.use_round(i.v, n)
         self.round = Round(n, m.incarnation)
         self.value = None
 
@@ -231,7 +231,7 @@ class _Attempt:
         i, m = self.instance, self.m
         yield from self._learn_skip()
         value = yield from self._own_value()
-        m.rounds_used[i.v] = 0
+        m.use_round(i.v, 0)
         self.round, self.value = Round(0, m.incarnation), value
 
     def _learn_skip(self) -> Task:

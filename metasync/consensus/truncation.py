@@ -15,6 +15,7 @@ Only differences of one's own clock are used, never the time of day of others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -185,33 +186,54 @@ def bound_logs(
     number of devices may do it.
     """
     for acceptor, link in _sound(instance):
-        acceptor_id = acceptor.acceptor_id
-        name = acceptor_id.hex()
-        done = progress.deleted.get(name, 0)
-        for floor in range(done + STEP, progress.made + STEP, STEP):
-            if (name, floor) in progress.read_s:
-                continue
-            reply: Reply = yield Op(link, "get", floor_path(acceptor_id, floor), max_bytes=2 * ENTRY_BYTES_MAX)
-            if reply.error is None and _opens(m, reply.value, acceptor_id, floor):
-                progress.read_s[name, floor] = now_s
-                return True
-            if isinstance(reply.error, NotFoundError):  # it was away when the floor was made
-                yield from _make(m, instance, floor)
-                return True
-            break
-        due = progress.read_s.get((name, done + STEP))
-        if due is not None and now_s - due >= grace_s:
-            kind = "bl" if acceptor.form == "block" else "px"
-            begun = yield from _delete_first(m, instance, acceptor, link, _first_of(done))
-            if begun and (yield from _delete_block(link, f"{name}/{kind}/{done // STEP}")):
-                progress.deleted[name] = done + STEP
-                del progress.read_s[name, done + STEP]
+        if (yield from _bound_one(m, instance, acceptor, link, progress, now_s, grace_s)):
             return True
     if STEP * ((instance.base.v - max(keep, BEHIND_LEAST)) // STEP) > progress.made:
         yield from _make(m, instance, progress.made + STEP)
         progress.made += STEP
         return True
     return False
+
+
+def _bound_one(
+    m: Participant,
+    instance: Instance,
+    acceptor: AcceptorView,
+    link: str,
+    progress: Progress,
+    now_s: float,
+    grace_s: float,
+) -> Task:
+    """The same on one acceptor. -> bool: it came to something. One that refuses keeps its own logs, and no others."""
+    acceptor_id = acceptor.acceptor_id
+    name = acceptor_id.hex()
+    done = progress.deleted.get(name, 0)
+    for floor in range(done + STEP, progress.made + STEP, STEP):
+        if (name, floor) in progress.read_s:
+            continue
+        look = Op(link, "get", floor_path(acceptor_id, floor), max_bytes=2 * ENTRY_BYTES_MAX)
+        reply: Reply = yield look
+        if reply.error is None and _opens(m, reply.value, acceptor_id, floor):
+            progress.read_s[name, floor] = now_s
+            return True
+        if isinstance(reply.error, NotFoundError):  # it was away when the floor was made
+            with contextlib.suppress(NoQuorumError):  # the others' logs may still go
+                yield from _make(m, instance, floor)
+            again: Reply = yield look
+            if again.error is None:
+                return True
+        break
+    due = progress.read_s.get((name, done + STEP))
+    if due is None or now_s - due < grace_s:
+        return False
+    kind = "bl" if acceptor.form == "block" else "px"
+    if not (yield from _delete_first(m, instance, acceptor, link, _first_of(done))):
+        return False
+    left = yield from _delete_block(link, f"{name}/{kind}/{done // STEP}")
+    if left == 0:
+        progress.deleted[name] = done + STEP
+        del progress.read_s[name, done + STEP]
+    return left is not None
 
 
 def _sound(instance: Instance) -> list[tuple[AcceptorView, str]]:
@@ -306,16 +328,16 @@ def _delete_first(m: Participant, instance: Instance, acceptor: AcceptorView, li
 
 
 def _delete_block(link: str, folder: str) -> Task:
-    """Deletes up to DELETES_MAX entries of a folder of logs. -> bool: none is left."""
+    """Deletes up to DELETES_MAX entries of a folder of logs. -> how many are left; None: the store refuses."""
     listed: Reply = yield Op(link, "list", folder, timeout_s=OP_TIMEOUT_S)
     if isinstance(listed.error, NotFoundError):
-        return True
+        return 0
     if listed.error is not None:
-        return False
+        return None
     names = [item.name for item in listed.value if item.size is not None]
     for at in range(0, min(len(names), DELETES_MAX), FETCHES):
         some = {n: Op(link, "delete", f"{folder}/{n}", timeout_s=OP_TIMEOUT_S) for n in names[at : at + FETCHES]}
         got: Mapping[str, Reply] = yield from each(some)
         if any(r.error is not None and not isinstance(r.error, NotFoundError) for r in got.values()):
-            return False
-    return len(names) <= DELETES_MAX
+            return None
+    return max(0, len(names) - DELETES_MAX)

@@ -13,7 +13,7 @@ revoked keeps its name, for the versions that are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -425,10 +425,21 @@ def joined(devices: DeviceSet, certificate: Certificate, v: int, secret: bytes) 
     return with_invitations(devices.with_device(certificate), [used if i is mine else i for i in items])
 
 
+def rejoined(devices: DeviceSet, certificate: Certificate, secret: Callable[[], bytes]) -> DeviceSet:
+    """The set with a device that joins by its certificate. An invitation for it that is listed is used up by that.
+
+    Such a device joined before, in versions that a new era left behind. `secret` draws what nobody knows then.
+    """
+    more, items = devices.with_device(certificate), invitations(devices)
+    if all(i.device_id != certificate.device_id or i.used != UNUSED for i in items):
+        return more
+    used = sha256(secret())
+    return with_invitations(more, [replace(i, used=used) if i.device_id == certificate.device_id else i for i in items])
+
+
 def used_by(devices: DeviceSet, device_id: bytes, secret: bytes) -> bool:
-    """True unless somebody else used the invitation of this device."""
-    mine = next((i for i in invitations(devices) if i.device_id == device_id), None)
-    return mine is None or mine.used == sha256(secret)
+    """True if this device used its invitation itself. Where new keys have ended the list, nothing shows that it did."""
+    return any(i.device_id == device_id and i.used == sha256(secret) for i in invitations(devices))
 
 
 def expired(devices: DeviceSet, v: int) -> tuple[Invitation, ...]:

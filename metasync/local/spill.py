@@ -234,6 +234,22 @@ class Spool:
         return data
 
 
+class Spooled:
+    """Bytes in a spool, of which any part can be read."""
+
+    def __init__(self, spool: Spool, place: slice) -> None:
+        self._spool = spool
+        self._begin: int = place.start
+        self._size: int = place.stop - place.start
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(self._size)
+        return self._spool.get(slice(self._begin + begin, self._begin + max(begin, end)))
+
+
 class Paths(Sequence[bytes]):
     """Very many paths, or other bytes without a NUL, compressed in blocks. Equal to a tuple of the same."""
 

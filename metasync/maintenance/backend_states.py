@@ -12,7 +12,7 @@ from metasync.maintenance import holdings
 from metasync.maintenance.holdings import still_moving
 from metasync.reports.backends import CONDITIONS, BackendList, BackendState, Moving
 from metasync.session import evidence, health, space
-from metasync.session.connections import given_up
+from metasync.session.folder import given_up
 from metasync.store.placement import survives
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -73,7 +73,7 @@ class Looked:
     by: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
 
-    def at(self, s: Session, agreed: Agreed, packs: Sequence[PackRecord]) -> Looked:
+    def at(self, s: Session, agreed: Agreed, packs: Collection[PackRecord]) -> Looked:
         """Looks at the copies of these packs, which `agreed` names."""
         wanted, names = s.transfer.placement.copies, s.names
         ids, reached = {p.name: i for i, p in s.transfer.places.items()}, knows_all(s)
@@ -128,7 +128,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     what is missing or damaged, as far as it can be had, and looks at that again.
     """
     s.listener(Phase("check"))
-    packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
+    packs = agreed.index.packs().values()
     looked = now = Looked(read_data).at(s, agreed, packs)
     repaired, names = None, s.names
     nowhere = paths_nowhere(s, agreed)
@@ -177,7 +177,7 @@ def _note_look(s: Session) -> None:
 
 
 def looked_at(
-    s: Session, packs: Sequence[PackRecord], *, read_data: bool
+    s: Session, packs: Collection[PackRecord], *, read_data: bool
 ) -> Iterator[tuple[PackRecord, list[CopyState], list[CopyState]]]:
     """Looks at the copies of packs, several at a time: where each belongs, and elsewhere. In no order."""
     pieces = {} if read_data else _pieces(s, packs)
@@ -201,19 +201,27 @@ Pieces: TypeAlias = dict[bytes, dict[str, int]]
 """By pack and backend: the number of the segment to read there."""
 
 
-def _pieces(s: Session, packs: Sequence[PackRecord]) -> Pieces:
-    """Some copies on each backend, drawn anew each time, and a segment of each."""
+def _pieces(s: Session, packs: Iterable[PackRecord]) -> Pieces:
+    """Some copies on each backend, drawn anew each time, and a segment of each.
+
+    Of all that were seen so far each is among the drawn ones with the same chance (Knuth, volume 2, algorithm R).
+    """
     draw = random.Random(s.entropy(16))
     t = s.transfer
-    homes: dict[str, list[PackRecord]] = {}
+    seen, drawn = Counter[str](), dict[str, list[tuple[bytes, int]]]()
     for record in packs:
         for backend_id in t.placement.primary(record.name):
             if record.segments and backend_id in t.places:
-                homes.setdefault(t.places[backend_id].name, []).append(record)
+                name = t.places[backend_id].name
+                some = drawn.setdefault(name, [])
+                seen[name] += 1
+                at = len(some) if len(some) < PIECES else draw.randrange(seen[name])
+                if at < PIECES:
+                    some[at : at + 1] = [(record.name, len(record.segments))]
     out: Pieces = {}
-    for name, records in sorted(homes.items()):
-        for record in draw.sample(records, min(PIECES, len(records))):
-            out.setdefault(record.name, {})[name] = draw.randrange(len(record.segments))
+    for name, some in sorted(drawn.items()):
+        for pack, segments in some:
+            out.setdefault(pack, {})[name] = draw.randrange(segments)
     return out
 
 

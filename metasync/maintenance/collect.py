@@ -8,7 +8,7 @@ next run of any device takes. Pushes never wait; one that had begun stores again
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, pairwise
@@ -70,9 +70,9 @@ class _Found:
     stay: frozenset[int]
     is_followed: bool = False
 
-    @property
-    def stays(self) -> Collection[PackId]:
-        return self.base.index.packs().keys() - self.plan.gone
+    def stays(self, pack: PackId) -> bool:
+        """Whether a pack stays in the index."""
+        return pack in self.base.index.packs() and pack not in self.plan.gone
 
     @property
     def changes_nothing(self) -> bool:
@@ -162,7 +162,8 @@ class _Collection:
         s, base, gone = self.s, found.base, found.plan.gone
         if self.stored is None or any(getattr(base.state, n) != getattr(newest.state, n) for n in ALIKE):
             return None
-        if not base.index.packs().keys() <= newest.index.packs().keys():
+        named = newest.index.packs()
+        if not all(pack in named for pack in base.index.packs()):
             return None
         contents, current, new = s.contents(newest), newest.state.master, list[tuple[int, bytes]]()
         while current != base.state.master:
@@ -396,11 +397,11 @@ class _Collection:
     def _preview(self, found: _Found) -> GcReport:
         """What would go: packs that nothing names, those that are dead, and of sparse ones what is not needed."""
         named, out = found.base.index.packs(), Swept()
-        spared = {use.record.id: use for use in found.plan.sparse}
         for copy in sweep.listed(self.s, out.away):
-            if copy.id in spared:
-                out.add(copy._replace(size=spared[copy.id].unused_bytes))
-            elif copy.id not in named or copy.id in found.plan.gone:
+            if copy.id in found.plan.gone:
+                use = found.plan.use_of(copy.id)
+                out.add(copy if use is None else copy._replace(size=use.unused_bytes))
+            elif copy.id not in named:
                 out.add(copy)
         return self._report(found, out, ())
 

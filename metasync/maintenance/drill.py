@@ -88,7 +88,7 @@ def _look(s: Session, without: Collection[str], *, read_data: bool) -> tuple[Dri
     problems += [CheckProblem("", b"", why) for why in _beside_the_logs(s, agreed, left, ill, read_data=read_data)]
     keys = key_copies.lacks(s, agreed.state, [n for n in left if n not in ill]) if agrees else []
     problems += [CheckProblem("", b"", why) for why in keys]
-    looked = look(s, sorted(agreed.index.packs().values(), key=lambda p: p.id), read_data=read_data)
+    looked = look(s, agreed.index.packs().values(), read_data=read_data)
     report = DrillReport(
         version=agreed.state.v,
         fingerprint=agreed.state.fingerprint,
@@ -139,7 +139,7 @@ def _eras(s: Session, state: State, names: Collection[str]) -> list[str]:
     return [f"the record of era {n}: on no backend that is left" for n in lack]
 
 
-def look(s: Session, packs: Sequence[PackRecord], *, read_data: bool) -> Looked:
+def look(s: Session, packs: Collection[PackRecord], *, read_data: bool) -> Looked:
     """Looks for copies of these packs on the backends that have an open way."""
     lost, counts, how, size = [], Counter[int](), Counter[str](), 0
     for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=read_data), 1):

@@ -56,17 +56,20 @@ def holdings(s: Session, index: Index) -> Holdings:
     """What the backends hold of an index."""
     now = s.transfer.placement
     packs = index.packs()
-    late = [t for key, t in late_copies.load(s.db).items() if key in packs]
-    rest = {key: p for key, p in packs.items() if key not in {t.key for t in late}}
+    late = {key: t for key, t in late_copies.load(s.db).items() if key in packs}
     out: dict[frozenset[bytes], Held] = {}
     if s.previous is not None and s.config.moving is not None:
         before, moved = placement_of(s.previous), displaced(s)
-        still = [p for key, p in rest.items() if moved is None or key in moved]
-        still = [p for p in still if not set(now.primary(p.name)) <= set(before.primary(p.name))]
-        _count(out, still, before)
-        rest = {key: rest[key] for key in rest.keys() - {(p.generation, p.name) for p in still}}
-    _count(out, rest.values(), now)
-    for trail in late:
+
+        def is_still(p: PackRecord) -> bool:
+            may = moved is None or p.id in moved
+            return may and not set(now.primary(p.name)) <= set(before.primary(p.name))
+
+        _count(out, (p for p in packs.values() if p.id not in late and is_still(p)), before)
+        _count(out, (p for p in packs.values() if p.id not in late and not is_still(p)), now)
+    else:
+        _count(out, (p for p in packs.values() if p.id not in late), now)
+    for trail in late.values():
         _add(out, frozenset(trail.holders), 1, trail.size)
     return Holdings(now.copies, out)
 
@@ -108,6 +111,6 @@ def still_moving(s: Session, agreed: Agreed | None) -> Moving:
     gone = displaced(s) or {}  # without it all packs count: too many rather than too few
     index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
     named = index.packs() if index is not None else gone
-    packs = [p for key, p in named.items() if not gone or key in gone]
+    packs = (p for p in named.values() if not gone or p.id in gone)
     places, done = Places(s.config, s.previous), moved.load(s)
     return placement.moving(p for p in packs if places.receivers(p.name) and places.partition(p.name) not in done)

@@ -54,7 +54,7 @@ from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.store import index as pack_index
 from metasync.store import placement
-from metasync.store.index import IndexRoot, IndexSegment
+from metasync.store.index import IndexRoot
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
     write_births(s, new, ways)
     segments = [*agreed.segments]
     if left.lost:
-        segments.append(IndexSegment((), b"", tuple(sorted((p.generation, p.name) for p in left.lost))))
+        segments.append(pack_index.make_segment((), (p.id for p in left.lost)))
     items = [
         pack_index.RootItem(pack_index.Ref(0, ZERO_HASH), len(pack_index.encode_segment(g)), len(g), len(g.packs))
         for g in segments

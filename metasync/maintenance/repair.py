@@ -30,7 +30,7 @@ from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
-from metasync.store.index import Index, IndexSegment, PackId, PackRecord
+from metasync.store.index import Index, PackId, PackRecord, make_segment
 from metasync.store.moves import Places
 from metasync.store.pack_format import Located
 from metasync.transfer.contents import Contents
@@ -94,7 +94,8 @@ def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
     while True:
         for f in todo:
             name, to = f.record.name, [place for i in f.bad if (place := t.places.get(i)) is not None]
-            wanted = [p._replace(storage_ids=places.ids(p.backend_id, name)[::-1]) for p in to]
+            counting = [p._replace(storage_ids=places.ids(p.backend_id, name)[::-1]) for p in to]
+            wanted = [p for p in counting if p.storage_ids]  # the config may be another than the one that was checked
             task = bring(t, f.record, wanted, t.read_order(name), are_all=f.is_sure)
             running[s.runtime.start(task)] = f
             if len(running) >= PACKS_MENDED_AT_ONCE:
@@ -136,7 +137,7 @@ def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = ()) -> Gi
         entropy=s.entropy,
         begin=lambda: lambda: None,
     )
-    before, without = agreed, [IndexSegment((), b"", tuple(sorted(p.id for p in lost)))] if lost else []
+    before, without = agreed, [make_segment((), (p.id for p in lost))] if lost else []
     if lost:
         agreed = replace(agreed, index=Index((*agreed.segments, *without)))
         for record in lost:

@@ -11,11 +11,9 @@ Scrubs of several devices, or processes, do not hurt each other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import State
@@ -26,9 +24,10 @@ from metasync.local import settings
 from metasync.local.state_keys import HUNG_KEY, LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
 from metasync.maintenance import check, scrub_record
 from metasync.maintenance.repair import repair
+from metasync.maintenance.scrub_reading import Reader
 from metasync.maintenance.scrub_record import DAY_NS, LATER_NS, is_within
 from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
-from metasync.runtime.effects import Task, together
+from metasync.runtime.effects import together
 from metasync.runtime.limits import SCRUB_DAYS
 from metasync.session import agreement
 from metasync.session.session import Agreed, Operations, Session
@@ -38,9 +37,8 @@ from metasync.store.inventory import Listing, Told
 from metasync.store.moves import Places
 from metasync.store.placement import PARTITION_BYTES, partition_of
 from metasync.sync.operations import changing
-from metasync.transfer import verify, wrong_copies
+from metasync.transfer import wrong_copies
 from metasync.transfer.copies import Place
-from metasync.transfer.estimates import Direction
 from metasync.transfer.inventories import Heard, changes, has_feed, heeding, listed
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ def read_in_turn(work: Operations, left_s: Callable[[], float]) -> bool:
     days = int(settings.read(work.settings_path).values.get(SCRUB_DAYS, READ_DAYS))
     with work.session("scrub") as s:
         found = _Scrub(s, full=False, read_ns=days * DAY_NS)
-        found.left_s = left_s
+        found.reader.left_s = left_s
         return found.read_in_turn()
 
 
@@ -89,16 +87,13 @@ class _Scrub:
         self.full = full
         self.read_ns = read_ns
         self.read_bytes_max: int | None = None
-        self.left_s: Callable[[], float] | None = None  # for what is read in turn
-        self.mute: set[str] = set()  # backends that tell no digests, as one of them was asked for
         self.read = self.bytes_read = 0
         self.state: State | None = None
         self.heard: list[Heard] = []
         self.places = Places(s.config, s.previous)
+        self.reader = Reader(s, self.places)
         self.displaced: Callable[[int], bool]  # whether a change of the backends has a partition's packs moved
-        self.moving: set[PackId] = (
-            set()
-        )  # packs that are under way from one mapping to another, and have too few copies
+        self.moving: set[PackId] = set()  # packs on their way from one mapping to another that have too few copies
         self.records: dict[bytes, PackRecord] = {}  # by key, of the packs in partitions that differ
         self.wanted: Mapping[bytes, Mapping[int, bytes]] = {}
         self.index = b""  # the hash of the index that was compared with
@@ -317,8 +312,8 @@ class _Scrub:
         due.sort(key=lambda one: one[0])
         at = 0
         while at < len(due) and (self.read_bytes_max is None or self.bytes_read < self.read_bytes_max):
-            some = self._in_time(h, [p for _, p in due[at : at + READ_AT_ONCE]])
-            states = self._copies(h, some)
+            some = self.reader.in_time(h, [p for _, p in due[at : at + READ_AT_ONCE]])
+            states = self.reader.copies(h, some)
             if not states or any(state.unknown for state in states):  # the time is over, or it is away: the next time
                 break
             at += len(some)
@@ -333,39 +328,6 @@ class _Scrub:
             now, span = h.look.read_ns + elapsed * due[at][0] // span, due[at][0]
         h.look = h.look._replace(read_to=(h.look.read_to + span) % inventory.CIRCLE, read_ns=now)
         h.is_begun = h.is_to_tell = True
-
-    def _in_time(self, h: Heard, packs: Sequence[PackRecord]) -> Sequence[PackRecord]:
-        """The first of these packs, as many as arrive in the time that is left by what is known of the line."""
-        if self.left_s is None:
-            return packs
-        rate = self.s.estimates.of(h.place.name, Direction.DOWN).bytes_per_s or math.inf
-        sizes = accumulate(p.size for p in packs)
-        left_s = self.left_s()
-        return [p for p, size in zip(packs, sizes, strict=True) if 0 < left_s >= size / rate]
-
-    def _copies(self, h: Heard, packs: Sequence[PackRecord]) -> list[verify.CopyState]:
-        """The copies of these packs on a backend, as they were read. Empty: they took longer than the time left."""
-        if not packs:
-            return []
-        running = self.s.runtime.start(together({p.name.hex(): self._copy(h, p) for p in packs}))
-        if not self.s.runtime.wait([running], None if self.left_s is None else self.left_s()):
-            return []
-        states: Mapping[str, verify.CopyState] = running.result()
-        return [states[p.name.hex()] for p in packs]
-
-    def _copy(self, h: Heard, record: PackRecord) -> Task:
-        """Looks at a copy by all that it holds; by the digest that the store tells where it was not listed yet."""
-        t, where = self.s.transfer, self._where(h, record)
-        if not h.look.at_ns and h.place.name not in self.mute:
-            state = yield from verify.check_copy(t, where, record, False, None)
-            if state.how != "size" or state.problem is not None:
-                return state
-            self.mute.add(h.place.name)
-        return (yield from verify.check_copy(t, where, record, True, None))
-
-    def _where(self, h: Heard, record: PackRecord) -> Place:
-        """A backend with the storage ids in which a copy counts."""
-        return h.place._replace(storage_ids=self.places.ids(h.place.backend_id, record.name)[::-1])
 
     def _settled(self, packs: Iterable[PackRecord]) -> Iterable[PackRecord]:
         """The packs that no change of the backends displaces."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
 from metasync.consensus.chain import exclusion
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError
-from metasync.keys.device_set import DeviceSet, expired, joined, without_invitations
+from metasync.keys.device_set import DeviceSet, expired, joined, rejoined, without_invitations
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.local.state_keys import INVITED_KEY, META_KIND
 from metasync.members.newcomers import asking, may_enter, propose_devices
@@ -164,7 +164,7 @@ def _joined(s: Session, state: State, devices: DeviceSet) -> DeviceSet:
         return joined(devices, s.certificate, state.v, kept[:SECRET_BYTES])
     if not devices.admits(s.certificate):
         raise exclusion(s.group.participant, devices, state.v)
-    return devices.with_device(s.certificate)
+    return rejoined(devices, s.certificate, partial(s.entropy, SECRET_BYTES))
 
 
 def changed_devices(s: Session, state: State, devices: DeviceSet) -> bytes | None:

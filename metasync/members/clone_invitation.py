@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.registry import parse_url, server_of
@@ -36,6 +37,11 @@ from metasync.session import open_backend
 from metasync.session.folder import MEMORY_KEY, Link, is_unfinished, new_folder, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S
 
+if TYPE_CHECKING:
+    from metasync.consensus import State
+    from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet
+    from metasync.keys.keyring import WorkspaceKeys
+
 CODE_FILE_BYTES_MAX: Final = 1 << 20
 GET_TIMEOUT_S: Final = 30.0
 
@@ -59,10 +65,37 @@ def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listene
     with contextlib.ExitStack() as stack:
         opened = opened_all(stack, urls)
         runtime = stack.enter_context(open_backend.bare_runtime(opened))
-        folders = _folders(runtime, opened, code)
-        made = _fetched(runtime, folders, opened, code)
-        config = decode_config(made.config)
-        links = _links(runtime, urls, opened, folders, config)
+        made = opened_by(code, runtime, opened, urls, os.urandom(SECRET_BYTES))
+        _tell_absent(folder, opened, urls, on_event)
+    write_local(folder, *made[:-1], unfinished=True, more=made.more)
+
+
+class Invited(NamedTuple):
+    """What an invitation makes of a new device: all that `write_local` takes."""
+
+    name: str
+    keys: WorkspaceKeys
+    device: DeviceIdentity
+    certificate: Certificate
+    config: Config
+    devices: DeviceSet
+    links: dict[str, Link]
+    state: State
+    more: dict[str, bytes | None]
+
+
+def opened_by(
+    code: Code, runtime: Runtime, opened: Mapping[str, Backend], urls: Mapping[str, BackendUrl], secret: bytes
+) -> Invited:
+    """Opens an invitation by its code on these backends, which are known by the names of `urls`.
+
+    `secret`: random, kept by this device alone: by it the device knows that the invitation was used here.
+    `NoQuorumError`: too few of the backends can be reached. `WorkspaceError`: the invitation is not there, or unusable.
+    """
+    folders = _folders(runtime, opened, code)
+    made = _fetched(runtime, folders, opened, code)
+    config = decode_config(made.config)
+    links = _links(runtime, urls, opened, folders, config)
     _require_quorum(config, links, code)
     state = decode_state(made.state)
     try:
@@ -72,11 +105,8 @@ def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listene
             raise FormatError("its parts do not belong together")
     except FormatError as e:
         raise WorkspaceError(f"the invitation cannot be used: {e.message}", next_step="Ask for a new one.") from e
-    mine = os.urandom(SECRET_BYTES) + code.invitation_id
-    write_local(
-        folder, made.name, keys, device, certificate, config, devices, links, state,
-        unfinished=True, more=dict((INVITED_KEY.entry(mine), MEMORY_KEY.entry(made.memory))),
-    )  # fmt: skip
+    more = dict((INVITED_KEY.entry(secret + code.invitation_id), MEMORY_KEY.entry(made.memory)))
+    return Invited(made.name, keys, device, certificate, config, devices, links, state, more)
 
 
 def _read(invite: str) -> str:
@@ -192,6 +222,17 @@ def _is(runtime: Runtime, n: str, folder: str, entry: BackendEntry) -> bool:
         if reply.error is not None or not birth_matches(reply.value, i, birth):
             return False
     return True
+
+
+def _tell_absent(
+    folder: Path, opened: Mapping[str, Backend], urls: Mapping[str, BackendUrl], on_event: Listener
+) -> None:
+    """Says of each store that could not be reached why, and how it is linked later: of a login that is missing, say."""
+    for name, backend in opened.items():
+        if isinstance(backend, AbsentBackend):
+            step = backend.why.next_step.rstrip(".")
+            link = shlex.join(("metasync", "-C", str(folder), "backend", "link", name, urls[name].location))
+            on_event(Notice(f"{backend.why.message}. {f'{step}; then: ' if step else 'Later: '}{link}", warning=True))
 
 
 def _require_quorum(config: Config, links: Mapping[str, Link], code: Code) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from metasync.consensus import State
+from metasync.consensus.participant import decode_memory, encode_memory
 from metasync.errors import UsageError, WorkspaceError
 from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
@@ -103,6 +104,7 @@ def _agree(
 def _publish(s: Session, drawn: _Drawn, certificate: Certificate, agreed: State) -> tuple[tuple[str, str], ...]:
     """Stores the sealed invitation on the backends. -> those that did not take it, and why."""
     config = s.config_of(agreed)
+    logs = {a.acceptor_id for _, a in config.acceptors if a.form == "log"}  # of blocks one remembers one's own
     made = Invite(
         ns_id=s.keys.ns_id,
         name=s.name,
@@ -112,7 +114,7 @@ def _publish(s: Session, drawn: _Drawn, certificate: Certificate, agreed: State)
         identity=drawn.device.encode(),
         certificate=certificate.encode(),
         keys=s.keys.encode(),
-        memory=s.group.memory,
+        memory=encode_memory(m for m in decode_memory(s.group.memory) if m.seen.acceptor_id in logs),
     )
     data = seal_invite(made, drawn.invitation_id, drawn.secret, s.entropy(32), epoch=agreed.epoch)
     return key_store.store(s, config, {f"{key_store.FOLDER}/{invitation_name(drawn.invitation_id)}": data})

@@ -6,7 +6,8 @@ device set lists the public keys of slots. A new passphrase may leave an older s
 backend that was away. The one on a quorum of voting backends is in force, because a new one is put on a quorum first.
 
 A slot is deleted only if an older agreed ring was sealed to it and all slots in force were seen: any other one may
-belong to a change that is under way.
+belong to a change that is under way. It goes from a backend only once the slots in force lie there, so that there is
+always one that opens.
 
 A push lists `keys/` once after every change of the keys, and later on backends that gave no answer. `check` does
 always.
@@ -125,8 +126,10 @@ def _answers(s: Session, name: str) -> bool:
 
 
 def _settle(s: Session, state: State, found: Copies) -> None:
-    """Deletes what is old, and notes where something is left to do."""
-    left = key_store.remove(s, found.old)
+    """Deletes what is old where all slots in force lie, and notes where something is left to do."""
+    in_force = set(found.slots.values())
+    without = {b for b, names in found.lacking.items() if not in_force.isdisjoint(names)}
+    left = key_store.remove(s, {n: tuple(b for b in there if b not in without) for n, there in found.old.items()})
     noted = _noted(s)
     doubtful = {n for i, n in s.names.items() if i.hex() in noted.pending or noted.epoch != state.epoch}
     silent = doubtful - found.files.names.keys()  # one that had all of it when it was heard last has it still

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.consensus import JOURNAL_KEY, Change
 from metasync.errors import BackendError, FormatError, NoQuorumError
 from metasync.events import Notice
-from metasync.keys.device_set import DEVICES_MAX, decode_certificate
+from metasync.keys.device_set import DEVICES_MAX, decode_certificate, invitations
 from metasync.runtime.effects import Op, each
 from metasync.session import agreement
 
@@ -86,7 +86,8 @@ def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
     backends = sorted(s.names.values())
     replies = s.runtime.run(each({b: Op(b, "list", "devices", timeout_s=LIST_TIMEOUT_S) for b in backends}))
     listed = {e.name for r in replies.values() if r.error is None for e in r.value if _DEVICE.fullmatch(e.name)}
-    strangers = [d for d in sorted(map(bytes.fromhex, listed)) if devices.get(d) is None]
+    invited = {i.device_id for i in invitations(devices)}  # who has the secret enters, and uses the invitation up
+    strangers = [d for d in sorted(map(bytes.fromhex, listed)) if devices.get(d) is None and d not in invited]
     found: list[Certificate] = []
     for device in strangers[:NEWCOMERS_MAX]:
         head = s.runtime.run(s.group.read_head(state, device, backends))

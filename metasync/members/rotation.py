@@ -255,16 +255,19 @@ def changed(
     missing: tuple[tuple[str, str], ...],
     new_passphrase: bool,
 ) -> RotationReport:
-    """Removes the old slots, and tells what is in force now."""
-    old = {
+    """Removes the old slots where the new ones lie, and tells what is in force now."""
+    lacking = {name for name, _ in missing}
+    holders = {
         name: opened.files.holders(name)
         for name, data in opened.files.slots.items()
         if key_store.key_of(data) in opened.devices.slots
     }
+    old = {name: tuple(b for b in there if b not in lacking) for name, there in holders.items()}
+    kept = {b for there in holders.values() for b in there if b in lacking}
     ended = [i for i in invitations(opened.devices) if i.is_open(opened.state.v)]
     old |= {invitation_name(i.invitation_id): tuple(s.names.values()) for i in ended}
     left = key_store.remove(s, old)
-    old_slots = tuple(sorted({*left, *opened.files.failed}))
+    old_slots = tuple(sorted({*left, *kept, *opened.files.failed}))
     names = names_of(opened.devices) | names_of(made.devices)
     epoch = made.devices.chain.epoch
     key_copies.note(s, epoch, {*old_slots, *(name for name, _ in missing)})

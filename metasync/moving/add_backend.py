@@ -66,8 +66,12 @@ def remove(
     dry_run: bool = False,
     dead: bool = False,
     lose: bool = False,
+    emptied: bool = False,
 ) -> BackendChange:
-    """Takes a backend out of the agreed ones: see `Workspace.backend_remove`. One that is dead has no open way."""
+    """Takes a backend out of the agreed ones: see `Workspace.backend_remove`. One that is dead has no open way.
+
+    `emptied`: the config says that whoever has a way to it is to empty it.
+    """
     newest = agreement.newest(s).config
     before = {b.name: b for b in s.previous.backends} if dead and s.previous is not None else {}
     entry = before[name] if newest.named(name) is None and name in before else _entry(newest, name)
@@ -76,7 +80,7 @@ def remove(
     def make(config: Config) -> Config:
         if dead and backend_id not in config.dead:
             return moves.without(config, backend_id)
-        return config.with_backends([b for b in config.backends if b.backend_id != backend_id])
+        return moves.removing(config, backend_id, emptied=emptied)
 
     wanted = Wanted(name, make, leaves=backend_id, is_dead=dead, may_lose=lose)
     return change(s, wanted, passphrase=passphrase, dry_run=dry_run)
@@ -211,8 +215,8 @@ def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
         return wanted
 
     def make(config: Config) -> Config:
-        rest = [b for b in config.backends if b.backend_id != leaving.backend_id]
-        return wanted.make(config.with_backends(rest)) if rest else wanted.make(config)
+        rest = moves.removing(config, leaving.backend_id)
+        return wanted.make(rest if rest.backends else config)
 
     return replace(wanted, make=make, leaves=leaving.backend_id)
 

@@ -266,7 +266,8 @@ def _move(mover: Mover) -> None:
     mover.bring_all(packs, note=True)
     late_copies.note(s.db, (), drop=mover.tally.done)
     if mover.tally.lost:  # or a collection of garbage has dropped them meanwhile
-        mover.tally.lost &= {p.name for p in agreement.newest(s).index.packs().values()}
+        named = (p.name for p in agreement.newest(s).index.packs().values())
+        mover.tally.lost &= {name for name in named if name in mover.tally.lost}
 
 
 def _trim(s: Session, verified: Config) -> int | None:

@@ -165,7 +165,7 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
     index = (base.state.index.generation, base.state.index.hash)
     if old.prev_config is not None:
         return moves.merged(old, new).tagged(MOVING_TAG, index).check()
-    if not any(map(moves.Places(new, old).is_displaced, {p.name for p in base.index.packs().values()})):
+    if not any(map(moves.Places(new, old).is_displaced, (p.name for p in base.index.packs().values()))):
         return moves.unmoved(new).check()  # nothing to be trimmed either
     return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, index).check()
 

@@ -9,7 +9,8 @@ from metasync.errors import UnreachableError, UsageError
 from metasync.moving import add_backend, wipe
 from metasync.moving.rebalance import rebalance
 from metasync.moving.reconfigure import OnlyThereError, unchanged
-from metasync.reports.backends import BackendChange, Moving
+from metasync.reports.backends import BackendChange, Moving, RebalanceReport, Share, Wiped
+from metasync.session import agreement
 from metasync.session.session import Operations
 from metasync.sync.operations import changing
 
@@ -29,42 +30,64 @@ def remove(
     work: Operations, name: str, *, passphrase: str | None = None, dry_run: bool = False, **how: Unpack[How]
 ) -> BackendChange:
     """Takes a backend out of the agreed ones: see `Workspace.backend_remove`."""
-    dead, lose = how.get("dead", False), how.get("lose", False)
-    if how.get("wipe"):
-        if dead:
-            raise UsageError("a backend that is dead cannot be emptied", next_step="Give --dead or --wipe.")
+    dead, lose, wiped = how.get("dead", False), how.get("lose", False), how.get("wipe", False)
+    if wiped and dead:
+        raise UsageError("a backend that is dead cannot be emptied", next_step="Give --dead or --wipe.")
+    if wiped:
         return _remove_and_wipe(work, name, passphrase=passphrase, dry_run=dry_run)
     if dead:
-        ways = {w.name for w in work.connections.ways.values() if name in (w.name, w.name.partition("~")[0])}
-        with work.connections.doing_without(ways), changing(work, WHAT, reopen=True) as s:
-            return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run, dead=True, lose=lose)
+        return _remove_dead(work, name, passphrase=passphrase, dry_run=dry_run, lose=lose)
+    return _remove(work, name, passphrase=passphrase, dry_run=dry_run)
+
+
+def _remove(
+    work: Operations, name: str, *, passphrase: str | None, dry_run: bool, emptied: bool = False
+) -> BackendChange:
+    """Removes one that answers. What it alone holds is moved first."""
     try:
         with changing(work, WHAT, reopen=True) as s:
-            return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run)
+            return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run, emptied=emptied)
     except OnlyThereError:
         if not dry_run:
             _empty(work, name)
     with changing(work, WHAT, reopen=True) as s:
         if dry_run:
             return add_backend.drain(s, name, dry_run=True)
-        return add_backend.remove(s, name, passphrase=passphrase)
+        return add_backend.remove(s, name, passphrase=passphrase, emptied=emptied)
+
+
+def _remove_dead(work: Operations, name: str, *, passphrase: str | None, dry_run: bool, lose: bool) -> BackendChange:
+    c = work.connections
+    ways = {w.name for w in c.ways.values() if name in (w.name, w.name.partition("~")[0])}
+    is_over = name not in c.agreed_names and not ways and not dry_run
+    if is_over and wipe.give_up(work, name):  # nothing is read there; it was still to be emptied
+        with work.session(WHAT) as s:
+            return unchanged(s, name, dry_run=False)
+    with c.doing_without(ways), changing(work, WHAT, reopen=True) as s:
+        return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run, dead=True, lose=lose)
 
 
 def _remove_and_wipe(work: Operations, name: str, *, passphrase: str | None, dry_run: bool) -> BackendChange:
     """Removes a backend, has its data moved, and empties it. May be repeated after it was interrupted."""
-    is_in = name in work.connections.agreed_names
+    c = work.connections
+    with work.session(WHAT) as s:  # another device may have removed it meanwhile
+        is_in = agreement.newest(s).config.named(name) is not None
     if dry_run and is_in:
-        return remove(work, name, dry_run=True)
-    wipe.begin(work.connections, name)
+        return _remove(work, name, passphrase=None, dry_run=True)
     if is_in:
-        done = remove(work, name, passphrase=passphrase)
+        if name not in {way.name for way in c.ways.values()}:
+            raise wipe.no_way(name)
+        done = _remove(work, name, passphrase=passphrase, dry_run=False, emptied=True)
     else:
+        if not dry_run:
+            wipe.begin(work, name)
         with work.session(WHAT) as s:
             done = unchanged(s, name, dry_run=dry_run)
         if dry_run:
             return done
     _moved(work, name)
-    return replace(done, moving=Moving(), kept=(), wiped=wipe.wipe(work, name))
+    all_done = [wipe.wipe(work, backend_id) for backend_id in wipe.noted(c, name)]
+    return replace(done, moving=Moving(), kept=(), wiped=wipe.together(all_done))
 
 
 def _empty(work: Operations, name: str) -> None:
@@ -76,6 +99,17 @@ def _empty(work: Operations, name: str) -> None:
     with changing(work, WHAT, reopen=True) as s:
         add_backend.drain(s, name)
     _moved(work, name)
+
+
+def rebalance_and_wipe(work: Operations, *, dry_run: bool, read_data: bool) -> RebalanceReport:
+    """Moves what is not where it belongs, deletes what is surplus, and goes on with emptying removed backends."""
+    report = rebalance(work, dry_run=dry_run, read_data=read_data)
+    if dry_run or work.connections.config.prev_config is not None or not wipe.noted(work.connections):
+        return report
+    done = wipe.go_on(work)
+    emptied = tuple(Share(name, w.objects, w.bytes) for name, w in done.items() if isinstance(w, Wiped) and w.objects)
+    failed = {name: w.why if isinstance(w, Wiped) else w.message for name, w in done.items()}
+    return replace(report, emptied=emptied, unemptied=tuple((name, why) for name, why in failed.items() if why))
 
 
 def _moved(work: Operations, name: str) -> None:

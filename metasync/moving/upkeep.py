@@ -8,6 +8,7 @@ nothing could be done it is not tried again for a while.
 
 Whoever has it agreed that all is moved frees the surplus, too, at the end of the same push or of later ones. It is
 found by listing the backends: where that takes longer than there is time for, it is given up, and left to `rebalance`.
+What a removed backend still has goes the same way, where it is to be emptied and this device has a way to it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Final
 
 from metasync.errors import CancelledError, MetaSyncError
 from metasync.local import settings
-from metasync.local.state_keys import MENDING_KEY, READING_KEY, SURPLUS_KEY, UPKEEP_KEY
-from metasync.moving import surplus
+from metasync.local.state_keys import MENDING_KEY, READING_KEY, SURPLUS_KEY, UPKEEP_KEY, WIPE_KEY
+from metasync.moving import surplus, wipe
 from metasync.moving.rebalance import Deadline, Mover, Tally, rebalance
+from metasync.reports.backends import Wiped
 from metasync.runtime.limits import OFF, UPKEEP, parse_duration
 from metasync.session.session import Operations
 from metasync.sync.operations import DAY_S, is_turn_to_read
@@ -36,7 +38,7 @@ def after_push(work: Operations) -> None:
     budget_s = BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)
     c, ends = work.connections, Deadline(budget_s)
     now_s = c.machine.wall_ns() // 1_000_000_000
-    has_work = c.config.prev_config is not None or c.db.has(MENDING_KEY) or c.db.has(SURPLUS_KEY)
+    has_work = c.config.prev_config is not None or any(c.db.has(key) for key in (MENDING_KEY, SURPLUS_KEY, WIPE_KEY))
     if budget_s and has_work and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
         did = _try(_keep_up, work, ends)
         c.db.set(UPKEEP_KEY, None if did else now_s + AGAIN_S)
@@ -75,6 +77,9 @@ def _keep_up(work: Operations, ends: Deadline) -> bool:
         did |= free(work, ends)
     if work.connections.db.has(MENDING_KEY) and not ends.is_over:
         did |= mend(work, ends)
+    if work.connections.db.has(WIPE_KEY) and work.connections.config.prev_config is None and not ends.is_over:
+        done = wipe.go_on(work, lambda: ends.left_s)
+        did |= any(isinstance(w, Wiped) and (w.objects or not w.left) for w in done.values())
     return did
 
 

@@ -1,7 +1,9 @@
 """Where files are cut into chunks, and long lists into nodes (architecture.md, D1).
 
-Files: content-defined (FastCDC, Xia et al. 2016, by `pyfastcdc`) with a secret seed, or fixed. Which sizes a file gets
-is a function of its length and of the agreed config alone, so that every device cuts the same bytes at the same places.
+Files: content-defined with a secret seed, or fixed. Which sizes a file gets is a function of its length and of the
+agreed config alone, so that every device cuts the same bytes at the same places. A content-defined cut takes two steps.
+FastCDC (Xia et al. 2016, by `pyfastcdc`) gives candidates, sixteen to a chunk; a keyed hash of the bytes before a
+candidate says whether it is a cut. The library's own seed can be computed from a few cuts, the hash's key cannot.
 
 Lists of encoded items: a node ends after an item whose 64 pseudo-random bits fall below its length in proportion to
 `NODE_BYTES_SPREAD`, once the node has `NODE_BYTES_MIN`; at `NODE_BYTES_MAX` it ends anyway. So an edit changes the node
@@ -14,11 +16,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from blake3 import blake3
+
 if TYPE_CHECKING:
     from pyfastcdc import FastCDC
 
-SEED_MAX = (1 << 63) - 1  # pyfastcdc doubles the seed in 64 bits: of a larger one the top is dropped
 READ_BYTES = 8 << 20  # what is held of a file at a time, besides the largest chunk
+CANDIDATES = 16  # to an average chunk: at so many the hash takes less time than FastCDC
+CANDIDATE_BYTES_LEAST = 64, 256, 1024  # the library takes no smaller least, average and largest size
+WINDOW_BYTES = 64  # before a candidate, of which the hash is taken: no candidate is nearer to the one before
+_LIBRARY_SEED_MAX = (1 << 63) - 1  # pyfastcdc doubles the seed in 64 bits: of a larger one the top is dropped
 
 
 class SizeClass(NamedTuple):
@@ -31,14 +38,21 @@ class SizeClass(NamedTuple):
     kind: Literal["cdc", "fixed"] = "cdc"
 
 
-class Chunker:
-    """Cuts one file at a time. `whole_bytes_max`: files up to this size are one chunk."""
+def candidate_bytes(average_bytes: int) -> tuple[int, int, int]:
+    """Least, average and largest distance of the candidates for cuts between chunks of `average_bytes`."""
+    average = average_bytes // CANDIDATES
+    least, usual, most = CANDIDATE_BYTES_LEAST
+    return max(average // 4, least), max(average, usual), max(average * 4, most)
 
-    def __init__(self, whole_bytes_max: int, classes: Sequence[SizeClass], seed: int) -> None:
+
+class Chunker:
+    """Cuts one file at a time. `whole_bytes_max`: files up to this size are one chunk; `seed`: 32 secret bytes."""
+
+    def __init__(self, whole_bytes_max: int, classes: Sequence[SizeClass], seed: bytes) -> None:
         if not classes or classes[-1].file_bytes_max is not None:
             raise ValueError("the last size class must take files of any size")
         self.whole_bytes_max = whole_bytes_max
-        self._seed = seed & SEED_MAX
+        self._seed = seed
         self._classes = tuple(classes)
 
     def cut(self, read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
@@ -52,47 +66,75 @@ class Chunker:
                 yield data
             return
         number = next(i for i, c in enumerate(self._classes) if c.file_bytes_max is None or size <= c.file_bytes_max)
-        most = self._classes[number].max_bytes
         if self._classes[number].kind == "fixed":
             step = self._classes[number].average_bytes
             while data := _read_full(read, step):
                 yield data
             return
         cutter = _cutter(self._classes[number], self._seed)
-        rest = b""
-        while True:
-            buffer = _read_full(read, READ_BYTES)
-            last = not buffer
-            if rest:
-                buffer = rest + buffer
-            rest = b""  # one buffer at a time: a large chunk has 16 MiB
-            done = yield from _cut_buffer(cutter, buffer, most, last)
-            if last:
-                return
-            rest = buffer[done:]
-            del buffer
+        buffer, seen = bytearray(), 0  # since the last cut; of these, the bytes up to the last candidate
+        last = False
+        while not last:
+            held = len(buffer)
+            buffer += _read_full(read, READ_BYTES)
+            last = len(buffer) == held
+            done, seen = yield from cutter.cut(buffer, seen, last)
+            del buffer[:done]
 
 
-@lru_cache(maxsize=64)
-def _cutter(c: SizeClass, seed: int) -> FastCDC:
-    """The library is loaded with the first file that is cut."""
-    from pyfastcdc import FastCDC
+class _Cutter:
+    """Cuts buffers by the sizes of a class."""
 
-    return FastCDC(c.average_bytes, min_size=c.min_bytes, max_size=c.max_bytes, seed=seed)
+    def __init__(self, sizes: SizeClass, seed: bytes) -> None:
+        from pyfastcdc import FastCDC  # loaded with the first file that is cut
+
+        least, average, self._farthest = candidate_bytes(sizes.average_bytes)
+        library_seed = blake3(b"metasync cut candidates", key=seed).digest(8)
+        self._candidates: FastCDC = FastCDC(
+            average,
+            min_size=least,
+            max_size=self._farthest,
+            seed=int.from_bytes(library_seed, "big") & _LIBRARY_SEED_MAX,
+        )
+        self._key = blake3(b"metasync cuts", key=seed).digest()
+        self._sizes = sizes
+        self._rare = (average << 64) // (2 * sizes.average_bytes)  # of 2^64: one in twice as many as make an average
+        self._usual = (2 * average << 64) // sizes.average_bytes  # one in half as many
+
+    def cut(self, buffer: bytes | bytearray, seen: int, last: bool) -> Generator[bytes, None, tuple[int, int]]:
+        """The chunks that are known to end in this buffer, which begins with a chunk.
+
+        seen     where its last candidate is that was looked at; 0: none
+        last     nothing follows
+        Returns how many bytes the chunks have together, and `seen` of what is left.
+        """
+        view = memoryview(buffer)
+        start, before = 0, seen
+        for piece in self._candidates.cut_buf(view[seen:]):
+            end = seen + piece.offset + piece.length
+            if end - start > self._sizes.max_bytes:
+                yield bytes(view[start:before])
+                start = before
+            # the buffer's end is only known to be a candidate when it can be no farther from the one before
+            if end == len(buffer) and (last or piece.length < self._farthest):
+                break
+            if self._is_cut(view, start, end):
+                yield bytes(view[start:end])
+                start = end
+            before = end
+        if last and start < len(buffer):
+            yield bytes(view[start:])
+        return start, before - start
+
+    def _is_cut(self, view: memoryview, start: int, end: int) -> bool:
+        size = end - start
+        if size < self._sizes.min_bytes:
+            return False
+        drawn = blake3(view[end - WINDOW_BYTES : end], key=self._key).digest(8)
+        return int.from_bytes(drawn, "big") < (self._rare if size < self._sizes.average_bytes else self._usual)
 
 
-def _cut_buffer(cutter: FastCDC, buffer: bytes, most: int, last: bool) -> Generator[bytes, None, int]:
-    """The chunks that are known to end in this buffer; returns how many bytes they have together."""
-    view = memoryview(buffer)
-    done = 0
-    for chunk in cutter.cut_buf(view):
-        end = chunk.offset + chunk.length
-        # a cut at the buffer's end is only known to be one when nothing follows or the chunk is full
-        if end == len(buffer) and not last and chunk.length < most:
-            break
-        yield bytes(view[chunk.offset : end])
-        done = end
-    return done
+_cutter = lru_cache(maxsize=64)(_Cutter)
 
 
 def _read_full(read: Callable[[int], bytes], n: int) -> bytes:

@@ -39,9 +39,11 @@ _KINDS_KNOWN = len(ObjectKind)
 
 
 def check_object_kinds(of: Iterable[int], what: str) -> None:
-    """Checks bytes of encoding and kind: `FormatError` for kind 0, `UpgradeError` for one of a later version."""
+    """Checks bytes of encoding and kind: `FormatError` for kind 0 and for a delta that is no blob, `UpgradeError` for
+    one of a later version."""
     for byte in of:
-        check_kind(byte & 15, _KINDS_KNOWN, what)
+        if check_kind(byte & 15, _KINDS_KNOWN, what) != ObjectKind.BLOB and byte >> 4 == 1:
+            raise FormatError(f"{what} is a delta and no blob")
 
 
 class Kind(IntEnum):

@@ -174,6 +174,7 @@ class RebalanceReport:
     waiting    backends that keep it from its end, and why
     lost       packs of which no backend holds an intact copy
     unfreed    backends where surplus copies may be left, and why
+    emptied    objects that were deleted on removed backends, which are to be emptied; `unemptied`: why some are left
     """
 
     dry_run: bool
@@ -185,11 +186,13 @@ class RebalanceReport:
     waiting: tuple[tuple[str, str], ...] = ()
     lost: tuple[bytes, ...] = ()
     unfreed: tuple[tuple[str, str], ...] = ()
+    emptied: tuple[Share, ...] = ()
+    unemptied: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether all is where it belongs, and nothing surplus is known to be left."""
-        return not (self.left.packs or self.waiting or self.lost or self.unfreed)
+        return not (self.left.packs or self.waiting or self.lost or self.unfreed or self.unemptied)
 
 
 @dataclass(frozen=True, slots=True)

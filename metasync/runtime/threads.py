@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import queue
 import threading
 import time
@@ -16,7 +17,7 @@ from concurrent.futures import CancelledError as Abandoned
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeAlias
 
-from metasync.errors import CancelledError
+from metasync.errors import CancelledError, WorkspaceError
 from metasync.runtime.effects import CARRIED
 from metasync.runtime.sizes import QUEUED_MAX
 
@@ -146,13 +147,22 @@ class UnderWay:
     """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._depths: dict[int, int] = {}  # by thread: one operation may be made of several
         self._cancelled: dict[int, str] = {}  # by thread: why
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Inside, an operation of this thread is under way. `CancelledError` where it was ended."""
+        """Inside, an operation of this thread is under way. `CancelledError` where it was ended.
+
+        `WorkspaceError` in a process that was forked: connections and threads are those of the one that forked it.
+        """
+        if self.is_forked:
+            raise WorkspaceError(
+                "this workspace was opened by another process, which forked this one",
+                next_step="Open it anew here: metasync.Workspace.open.",
+            )
         me = threading.get_ident()
         with self._changed:
             self._depths[me] = self._depths.get(me, 0) + 1
@@ -174,6 +184,11 @@ class UnderWay:
                     self._cancelled.pop(me, None)
                     self._changed.notify_all()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is another than the one that it was made in."""
+        return os.getpid() != self._pid
+
     def check(self) -> None:
         """Raises `Stop` if the operation of this thread was cancelled."""
         if self._cancelled and (why := self._cancelled.pop(threading.get_ident(), None)) is not None:
@@ -192,6 +207,49 @@ class UnderWay:
                 if not self._changed.wait(ends - time.monotonic()) and time.monotonic() >= ends:
                     break
             return not self._depths
+
+
+class Rest:
+    """Calls `rest` once nothing has happened for so long, in a thread that ends with it; None: never. Thread-safe.
+
+    `touch` after whatever happens; `stop` for good. `rest` says False where it is to be tried again later.
+    """
+
+    def __init__(self, after_s: float | None, rest: Callable[[], bool]) -> None:
+        self._after_s = after_s
+        self._rest = rest
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._touched_s = 0.0
+
+    def touch(self) -> None:
+        with self._lock:
+            self._touched_s = time.monotonic()
+            if self._timer is None and self._after_s is not None:
+                self._begin(self._after_s)
+
+    def _begin(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._timer is None or self._after_s is None:
+                return
+            left_s = self._touched_s + self._after_s - time.monotonic()
+            if left_s > 0:
+                self._begin(left_s)
+                return
+            self._timer = None
+        if not self._rest():
+            self.touch()
+
+    def stop(self) -> None:
+        with self._lock:
+            timer, self._timer, self._after_s = self._timer, None, None
+        if timer is not None:
+            timer.cancel()
 
 
 def settling(future: Future[Any]) -> Ended:

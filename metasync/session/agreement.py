@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import (
@@ -24,7 +24,7 @@ from metasync.consensus import (
     Journal,
     State,
     decode_state,
-    skip_version,
+    line_after,
 )
 from metasync.consensus.instance import PAST_IT
 from metasync.consensus.truncation import KEEP as LOGS_KEPT
@@ -185,11 +185,18 @@ def newer_index(s: Session, state: State) -> tuple[Index, Transfer] | None:
 
 def newest_or_own(s: Session) -> tuple[Agreed, bool]:
     """Loads the state to push on, and says whether it was asked for: an owner need not (consensus.md, rule 2.1)."""
-    state = s.newest_state()
-    if not s.group.owns(state):
-        return newest(s), True
+    return (s.load(s.newest_state()), False) if need_not_ask(s) else (newest(s), True)
+
+
+def need_not_ask(s: Session) -> bool:
+    """Whether this process owns the next version: whoever was faster has to take that round first, and a create tells.
+
+    What was heard of backends before is forgotten then.
+    """
+    if not s.group.owns(s.newest_state()):
+        return False
     s.group.forget_heard()
-    return s.load(state), False
+    return True
 
 
 def newest_seen(s: Session) -> Agreed:
@@ -216,7 +223,7 @@ def remember(s: Session, state: State, *, own: bool = False) -> None:
             s.db.set(NEWEST_KEY, state)
             line = s.db.get(LINE_KEY)
             if state.hash != known.hash or line is None:
-                s.db.set(LINE_KEY, extended(line or (), (known, state)))
+                s.db.set(LINE_KEY, line_after(line or (), (known, state)))
         notices = [Notice(text, warning=True) for text in _cross(s, known, state)]
         s.db.set(MEMORY_KEY, s.group.memory)
         if configs is not None:
@@ -332,8 +339,10 @@ def is_in(s: Session, devices: DeviceSet) -> bool:
     invited = s.db.get(INVITED_KEY)
     if invited is not None and not _is_used_here(s, devices, invited):
         raise ExcludedError(
-            f"this invitation was used before, on another device that is {s.device.name} now",
-            next_step=f"If that was not you, run on a device of yours: metasync device revoke {s.device.name}",
+            f"this invitation was used before, on another device that is {s.device.name} now; or the keys were changed "
+            "while it was used here",
+            next_step=f"If no other device is {s.device.name}, run on one of yours: metasync device revoke "
+            f"{s.device.name}. Then ask for a new invitation.",
         )
     return True
 
@@ -459,19 +468,19 @@ def note_replaced(s: Session, tree: Mapping[bytes, Entry]) -> None:
 
 @contextlib.contextmanager
 def telling(s: Session, base: State, state: State) -> Iterator[None]:
-    """Writes this device's head, and now and then a hint, beside what the caller does. Failures do not matter."""
-    head = s.group.write_head(state, head=state.master, prev=base.master, backends=sorted(s.names.values()))
-    with s.runtime.beside(together({"head": head, "hint": s.group.write_hint(base, state)})) as others_told:
+    """Writes this device's head and a hint, where it is time, beside what the caller does; deletes old logs.
+
+    Failures do not matter.
+    """
+    tasks = {"hint": s.group.write_hint(base, state)}
+    if s.connections.head.say(state, state.master, base.master, s.runtime.clock()):
+        tasks["head"] = s.connections.head.written(s.group.participant, sorted(s.names.values()))
+    with s.runtime.beside(together(tasks)) as others_told:
         yield
-        after_commit(s, state, others_told)
-
-
-def after_commit(s: Session, state: State, others_told: Callable[[], object]) -> None:
-    """Waits until the others are told, and deletes old logs. Called when the outcome is recorded."""
-    with contextlib.suppress(BackendError, NoQuorumError):
-        others_told()
-    if state.v > LOGS_KEPT:
-        _bound_logs(s, state)
+        with contextlib.suppress(BackendError, NoQuorumError):
+            others_told()
+        if state.v > LOGS_KEPT:
+            _bound_logs(s, state)
 
 
 def _bound_logs(s: Session, state: State) -> None:
@@ -480,19 +489,3 @@ def _bound_logs(s: Session, state: State) -> None:
     with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
         s.runtime.run(s.group.bound_logs(state, progress, s.wall_ns() / 1e9))
     s.db.set(FLOORS_KEY, progress)
-
-
-# --- the states that lead to the next skip
-
-
-def extended(line: Sequence[State], states: Sequence[State]) -> list[State]:
-    """Adds states to the line, the newest last, and drops what is not on the way back from that one.
-
-    The newest may have a lower version than others: a restarted workspace goes on from an earlier one.
-    """
-    held = {state.v: state for state in [*line, *states]}
-    wanted, v = [], states[-1].v
-    while v:
-        wanted.append(v)
-        v = skip_version(v)
-    return [held[v] for v in reversed(wanted) if v in held]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Set
+import threading
+from collections.abc import Iterator, Mapping, Set
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.ballast import WithBallast
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
-from metasync.consensus import ZERO_HASH, Group, birth_path, is_root
+from metasync.consensus import ZERO_HASH, Group
+from metasync.consensus.hints import OwnHead
 from metasync.consensus.records.era import Tombstone
-from metasync.errors import BackendError, UnreachableError, UsageError
+from metasync.errors import BackendError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice, ignore
-from metasync.local.lock import WAIT_S, WorkspaceLock
 from metasync.local.state_keys import (
     CONFIG_KEY,
     EVIDENCE_KEY,
@@ -35,91 +35,28 @@ from metasync.session.folder import (
     JOINING_KEY,
     LINKS_KEY,
     MEMORY_KEY,
-    STATE_DIR,
+    WIPE_KEY,
     IdentityGuard,
     Link,
-    load_secret,
-    place_now,
-    save_secret,
+    given_up,
+    hung_lately,
     stored_devices,
     stored_newest,
 )
 from metasync.session.open_backend import INCARNATION_BYTES
-from metasync.worktree.disk import Disk
+from metasync.session.open_backend import Machine as Machine
 
 if TYPE_CHECKING:
-    from metasync.backends.api import Backend, BackendUrl
+    from metasync.backends.api import Backend
     from metasync.config import Config
     from metasync.events import Listener
-    from metasync.keys.device_set import Certificate, DeviceIdentity
     from metasync.keys.keyring import WorkspaceKeys
     from metasync.local.state import LocalDb
+    from metasync.runtime.threads import UnderWay
     from metasync.transfer.late_copies import Finishing
 
-HUNG_LATELY_S: Final = 120.0  # so long later commands wait less for a backend that hung
 REMOVED: Final = " (removed)"  # after the name of a backend that is not in the workspace any more, where it is told
 COPYING_ENDS_S: Final = 5.0  # for calls on closed backends to end; the local state notes what is left
-
-
-class Machine:
-    """The machine that an open workspace runs on; a simulator has one of its own."""
-
-    def __init__(self) -> None:
-        self.on_slow: Callable[[str], None] = lambda _: None  # is told the name of a backend that is slow to open
-
-    def disk(self) -> Disk:
-        return Disk()
-
-    def wall_ns(self) -> int:
-        """Nanoseconds since 1970, by the clock on the wall."""
-        return time.time_ns()
-
-    def entropy(self, n: int) -> bytes:
-        return os.urandom(n)
-
-    def runtime(self, backends: Mapping[str, Backend], db: LocalDb) -> Runtime:
-        return Runtime(backends, persist=db.set_value, recall=db.value)
-
-    def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
-        """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
-        url = parse_url(link.url)
-        return open_backend.reached(name, url, link, suspected=suspected, on_slow=lambda: self.on_slow(name))
-
-    def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
-        """A store that takes no part yet: see `open_backend.opened_first`."""
-        return open_backend.opened_first(name, url, create=create)
-
-    def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
-        """A store that is to be linked: see `open_backend.reached`."""
-        return open_backend.reached(name, url, link)
-
-    def secret(self, directory: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
-        """The keys of the device that `directory` is."""
-        return load_secret(directory, db)
-
-    def place(self, directory: Path) -> bytes:
-        """Where the workspace's `.metasync` lies: see `folder`."""
-        return place_now(directory / STATE_DIR)
-
-    def keep_secret(
-        self, directory: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate
-    ) -> None:
-        """Keeps new keys in the place of those that `secret` gave."""
-        save_secret(directory, keys, device, certificate)
-
-    def lock(
-        self,
-        directory: Path,
-        command: str,
-        waiting: Callable[[str], None],
-        wait_s: float = WAIT_S,
-        *,
-        presses: bool = True,
-        heed: Callable[[], None] = lambda: None,
-    ) -> contextlib.AbstractContextManager[WorkspaceLock]:
-        """The workspace's lock, taken: see `WorkspaceLock.acquire`."""
-        lock = WorkspaceLock(directory / STATE_DIR)
-        return lock.acquire(command, waiting=waiting, wait_s=wait_s, presses=presses, heed=heed)
 
 
 @dataclass
@@ -164,12 +101,15 @@ class Connections:
         )
         self._load()
         machine.on_slow = lambda name: self.on_event(Notice(f"waiting for {name} to open"))
-        self._hung = _hung_lately(db, self._now())
+        self._hung = hung_lately(db, self._now())
         self.given_up: set[str] = set()  # backends that had to give up their ballast since `take_given_up`
         self._runtime: Runtime | None = None
         self._group: Group | None = None
+        self._mark: object = None
+        self.gate = threading.RLock()  # held while ways are opened or closed: several threads may use a workspace
         self._left: list[Backend] = []  # open stores that no way leads to any more
         self.copying: Finishing | None = None  # makes copies in the background: see `trailing.go_on`
+        self.head = OwnHead()  # what this device's head says, where it is not written yet
 
     def _now(self) -> float:
         return self.machine.wall_ns() / 1e9
@@ -208,10 +148,12 @@ class Connections:
     def follow(self, config_hash: bytes, config: Config, previous: Config | None) -> None:
         """Takes over another agreed config. Writes to the local state, and connects nothing new.
 
-        A backend may get another name. A removed one is forgotten once `previous` names it no more.
+        A backend may get another name. A removed one is forgotten once `previous` names it no more; the way to one that
+        is to be emptied is noted until the config says so no more.
         """
         before, previous_before, links = self._stored()  # another process of this device may have linked one meanwhile
-        stored = {i: links[n] for i, n in _wanted(before, previous_before).items() if n in links}
+        names = _wanted(before, previous_before)
+        stored = {i: links[n] for i, n in names.items() if n in links}
         joining = self.db.get(JOINING_KEY) or {}
         kept: dict[bytes, Way] = {}
         for backend_id, name in _wanted(config, previous).items():
@@ -224,6 +166,7 @@ class Connections:
             self.db.set(CONFIG_KEY, config)
             self.db.set(PREVIOUS_KEY, previous)
             self.db.set(LINKS_KEY, {way.name: way.link for way in kept.values()})
+            self._note_emptying(config, names, stored)
         for backend_id, way in self.ways.items():
             if backend_id not in kept and backend_id.hex() in joining:
                 kept[backend_id] = way
@@ -231,6 +174,15 @@ class Connections:
                 self._left.append(way.store)
         self.config, self.previous, self.ways, self.config_hash = config, previous, kept, config_hash
         self._tell_group()
+
+    def _note_emptying(self, config: Config, names: Mapping[bytes, str], links: Mapping[bytes, Link]) -> None:
+        """Notes the ways to removed backends that are to be emptied, and forgets those to others: `moving.wipe`."""
+        from metasync.store.moves import to_empty
+
+        noted = {key.rpartition("~")[2]: (key, link) for key, link in (self.db.get(WIPE_KEY) or {}).items()}
+        known = noted | {i.hex(): (f"{names[i].partition('~')[0]}~{i.hex()}", link) for i, link in links.items()}
+        wanted = sorted(i.hex() for i in to_empty(config))
+        self.db.update(WIPE_KEY, dict(known[i] for i in wanted if i in known) or None)
 
     def _rename(self, way: Way, name: str) -> None:
         """Gives a way another name. Calls under the old one go on."""
@@ -305,7 +257,7 @@ class Connections:
         url = parse_url(text)
         open_backend.refuse_inside(self.directory, {name: url})
         with contextlib.closing(self.machine.reached(name, url)) as backend:
-            folder = self.find_folder(name, backend)
+            folder = open_backend.find_folder(self.config, name, backend)
             link = Link(url.location, folder, backend.identity().hex())
             self.db.set(LINKS_KEY, {**self.links, name: link})
         with self.db.transaction():
@@ -324,6 +276,8 @@ class Connections:
             )
         with self.db.transaction():
             self.db.set(LINKS_KEY, {n: link for n, link in self.links.items() if n != known[name]})
+            noted = self.db.get(WIPE_KEY) or {}
+            self.db.update(WIPE_KEY, {k: v for k, v in noted.items() if v != self.links[known[name]]} or None)
             if name in self.agreed_names:
                 self.db.set(UNLINKED_KEY, (self.db.get(UNLINKED_KEY) or frozenset()) | {name})
         self.close()
@@ -337,9 +291,17 @@ class Connections:
 
     def open(self) -> tuple[Runtime, Group]:
         """Opens the ways to the backends, once. One that could not be had is tried again."""
+        with self.gate:
+            return self._opened_ways()
+
+    def _opened_ways(self) -> tuple[Runtime, Group]:
+        mark = self.machine.mark(), self.machine.place(self.directory)
         if stored_newest(self.db).config != self.config_hash:  # another process followed a change
             self.close()
             self._load()
+        elif mark != self._mark:  # a round that was used may be in an image of this process, too
+            self.close()
+        self._mark = mark
         if self._runtime is not None and self._group is not None:
             for way in self.ways.values():
                 if way.store is None or way.absent is not None:  # it may be back by now
@@ -349,6 +311,9 @@ class Connections:
                     open_backend.ask_anew(way.store)
             return self._runtime, self._group
         self._runtime = self.machine.runtime({way.name: self._open(way) for way in self.ways.values()}, self.db)
+        if self._group is not None:  # it rested
+            self._tell_group()
+            return self._runtime, self._group
         base = self.db.need(BASE_KEY)
         self._group = Group(
             self.keys,
@@ -412,8 +377,24 @@ class Connections:
         return sorted(names)
 
     def close(self) -> None:
-        """Closes all ways and ends copies under way. `open` opens them anew."""
+        """Closes all ways and ends copies under way. `open` opens them anew, as another proposer."""
+        self._close()
+        self._group = None
+
+    def rest(self, under_way: UnderWay) -> bool:
+        """Closes all ways; the next operation goes on as the same proposer. False: something is under way."""
+        with self.gate:
+            if self.copying is not None or not under_way.ended(0):
+                return False
+            self._close()
+            return True
+
+    def _close(self) -> None:
         runtime, self._runtime = self._runtime, None
+        if runtime is not None and self._group is not None and self.head.waiting is not None:
+            runtime.check, runtime.on_wait = (lambda: None), None
+            with contextlib.suppress(BackendError, NoQuorumError, CancelledError):  # what was cut off needs no head
+                runtime.run(self.head.written(self._group.participant, sorted(self.names.values())))
         copying, self.copying = self.copying, None
         hung = self._hung_now()
         if copying is not None:
@@ -449,32 +430,6 @@ class Connections:
                 hung.pop(way.name, None)
         return hung
 
-    def find_folder(self, name: str, backend: Backend) -> str:
-        """Finds the workspace's folder on a backend, by the births in the config."""
-        entry = self.config.named(name)
-        assert entry is not None
-        places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
-        if entry.acceptor is not None:
-            places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
-        doubt: BackendError | None = None
-        for listed in backend.list(""):
-            if listed.size is not None:
-                continue
-            try:
-                if all(
-                    is_root(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
-                    for i, birth in places
-                ):
-                    return listed.name
-            except BackendError as e:  # a folder of others that may not be read is passed over; silence says nothing
-                doubt = doubt or (e if e.retryable else None)
-        if doubt is not None:
-            raise doubt
-        raise UsageError(
-            f"what is there is not the backend {name!r} of this workspace",
-            next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
-        )
-
 
 def _wanted(config: Config, previous: Config | None) -> dict[bytes, str]:
     """Names the ways to keep, by backend id: to the agreed backends, and to those of `previous` alone."""
@@ -484,17 +439,6 @@ def _wanted(config: Config, previous: Config | None) -> dict[bytes, str]:
     return {i: name for i, name in names.items() if i not in config.dead}
 
 
-def given_up(db: LocalDb) -> frozenset[str]:
-    """The backends that this device knows to lack their ballast."""
-    return db.get(GIVEN_UP_KEY) or frozenset()
-
-
 def former_name(name: str, backend_id: bytes) -> str:
     """The name of a way to a removed backend: another backend may have its own name by now."""
     return f"{name}~{backend_id.hex()[:8]}"
-
-
-def _hung_lately(db: LocalDb, now: float) -> dict[str, float]:
-    """The backends that gave no answer a moment ago, by name, with the time."""
-    noted = db.get(HUNG_KEY) or {}
-    return {n: at for n, at in noted.items() if 0 <= now - at < HUNG_LATELY_S}

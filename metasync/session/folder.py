@@ -50,6 +50,8 @@ from metasync.local.state_keys import (
     CLONING_KEY,
     CONFIG_KEY,
     DEVICE_KEY,
+    GIVEN_UP_KEY,
+    HUNG_KEY,
     META_KIND,
     NAME_KEY,
     PLACE_KEY,
@@ -62,6 +64,7 @@ STATE_DIR: Final = ".metasync"
 DB_FILE: Final = "state.db"
 NAME_CHARS_MAX: Final = 100
 IDENTITY_BYTES: Final = 32
+HUNG_LATELY_S: Final = 120.0  # so long later commands wait less for a backend that hung
 _SECRET_BYTES_MAX: Final = 1 << 20
 
 
@@ -258,6 +261,17 @@ def place_now(state_dir: Path) -> bytes:
         return place_of(folder, str(state_dir))
     finally:
         os.close(folder)
+
+
+def given_up(db: LocalDb) -> frozenset[str]:
+    """The backends that this device knows to lack their ballast."""
+    return db.get(GIVEN_UP_KEY) or frozenset()
+
+
+def hung_lately(db: LocalDb, now: float) -> dict[str, float]:
+    """The backends that gave no answer a moment ago, by name, with the time."""
+    noted = db.get(HUNG_KEY) or {}
+    return {n: at for n, at in noted.items() if 0 <= now - at < HUNG_LATELY_S}
 
 
 class IdentityGuard:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
@@ -19,6 +20,7 @@ from metasync.session.session import LOOK_S, Session
 
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
+HEARD_S: Final = 60.0  # who was heard so lately is not asked before the first pack, but beside it
 AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
 Heads: TypeAlias = tuple[tuple[Head, ...], tuple[Head, ...]]
 """Those of versions after a state, and those that are not in its chain."""
@@ -75,12 +77,16 @@ def _ailing_places(births: Mapping[str, tuple[bytes, bytes]], replies: Mapping[s
 def begin_checking_unheard(s: Session) -> Callable[[], bool]:
     """Leaves out stores that were emptied or replaced: they would take packs as if new.
 
-    Those that vote were asked for their births with the newest state; this asks those that were not heard then. What is
-    returned waits for the answers; True when there are any such stores.
+    Those that vote were asked for their births with the newest state. Those that this process heard a moment ago, in
+    an earlier operation, are asked beside each pack; this asks the others. What is returned waits for the answers; True
+    when there are any such stores.
     """
-    heard = s.group.heard
-    names = [name for name in sorted(s.names.values()) if name not in heard and name not in s.transfer.down]
-    births = _births(s, names, votes=False)
+    known, now_s = s.group.participant.acceptors, s.runtime.clock()
+    lately = {a for a, m in known.items() if m.born_at is not None and 0 <= now_s - m.born_at < HEARD_S}
+    unheard = set(s.names.values()) - s.group.heard - s.transfer.down.keys()
+    beside = {entry.name for entry, a in s.config.acceptors if a.acceptor_id in lately} & unheard
+    s.transfer.doubted.update((name, partial(_why_not, _births(s, [name], votes=False))) for name in beside)
+    births = _births(s, sorted(unheard - beside), votes=False)
     answers = s.runtime.start(together(_asking(births, UNHEARD_TIMEOUT_S)))
 
     def finish() -> bool:
@@ -89,6 +95,12 @@ def begin_checking_unheard(s: Session) -> Callable[[], bool]:
         return bool(ailing)
 
     return finish
+
+
+def _why_not(births: dict[str, tuple[bytes, bytes]]) -> Task:
+    """-> what speaks against the store of these births, asked now; "" for nothing."""
+    ailing = _ailing_places(births, (yield from together(_asking(births, UNHEARD_TIMEOUT_S))))
+    return next(iter(ailing.values()), "")
 
 
 def leave_out(s: Session, places: Mapping[str, str]) -> None:

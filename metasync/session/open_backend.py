@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -19,16 +20,24 @@ from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Bre
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import layers
 from metasync.config import DEFAULT_CAPACITY
+from metasync.consensus import birth_path, is_root
 from metasync.errors import BackendError, UnreachableError, UpgradeError, UsageError
 from metasync.events import Notice
+from metasync.local.lock import WAIT_S, WorkspaceLock
 from metasync.runtime.tasks import Runtime, boottime
 from metasync.runtime.threads import Alone
+from metasync.session.folder import STATE_DIR, load_secret, place_now, save_secret
 from metasync.translators._base import Chain, Translator
+from metasync.worktree.disk import Disk
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend, BackendUrl
     from metasync.backends.wrappers.pace import Account
+    from metasync.config import Config
     from metasync.events import Event, Listener
+    from metasync.keys.device_set import Certificate, DeviceIdentity
+    from metasync.keys.keyring import WorkspaceKeys
+    from metasync.local.state import LocalDb
     from metasync.session.folder import Link
 
 
@@ -59,11 +68,91 @@ SLOW_S: Final = 0.5  # to open a backend, and it is told that it is waited for
 FIRST_PATH: Final = "metasync"  # no object is called so
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
 INCARNATION_BYTES: Final = 16
+REST_S: Final = 60.0
+CLOCK_STEP_S: Final = 60.0  # a clock that is put right little by little moves less between two operations
 SCOPE_BYTES: Final = 16  # the half of a native identity that names the endpoint
 UNMETERED: Final = frozenset({"file", "memory"})  # no server that counts requests
 
 _opening: dict[str, Alone] = {}  # by location: an opening that hangs is waited for once, not by every command
 _opening_lock = threading.Lock()
+
+
+def mark_of_machine() -> tuple[object, ...]:
+    """Changes when the machine is another, was started or has slept, or when its clock was set: as after an image of it
+    was resumed."""
+    now, awake, boot = time.time(), time.monotonic(), boottime()
+    try:
+        machine = Path("/etc/machine-id").read_bytes()
+    except OSError:
+        machine = b""
+    return machine, round((now - boot) / CLOCK_STEP_S), round((boot - awake) / CLOCK_STEP_S)
+
+
+class Machine:
+    """The machine that an open workspace runs on; a simulator has one of its own."""
+
+    def __init__(self) -> None:
+        self.on_slow: Callable[[str], None] = lambda _: None  # is told the name of a backend that is slow to open
+
+    def disk(self) -> Disk:
+        return Disk()
+
+    rests_after_s: float | None = REST_S  # without an operation, and connections and threads go; None: they stay
+
+    def mark(self) -> tuple[object, ...]:
+        """Changes when the machine has slept, or goes on from an image of itself: who proposed is another then."""
+        return mark_of_machine()
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, by the clock on the wall."""
+        return time.time_ns()
+
+    def entropy(self, n: int) -> bytes:
+        return os.urandom(n)
+
+    def runtime(self, backends: Mapping[str, Backend], db: LocalDb) -> Runtime:
+        return Runtime(backends, persist=db.set_value, recall=db.value)
+
+    def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
+        """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
+        url = parse_url(link.url)
+        return reached(name, url, link, suspected=suspected, on_slow=lambda: self.on_slow(name))
+
+    def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
+        """A store that takes no part yet: see `opened_first`."""
+        return opened_first(name, url, create=create)
+
+    def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
+        """A store that is to be linked: see `reached`."""
+        return reached(name, url, link)
+
+    def secret(self, directory: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
+        """The keys of the device that `directory` is."""
+        return load_secret(directory, db)
+
+    def place(self, directory: Path) -> bytes:
+        """Where the workspace's `.metasync` lies: see `folder`."""
+        return place_now(directory / STATE_DIR)
+
+    def keep_secret(
+        self, directory: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate
+    ) -> None:
+        """Keeps new keys in the place of those that `secret` gave."""
+        save_secret(directory, keys, device, certificate)
+
+    def lock(
+        self,
+        directory: Path,
+        command: str,
+        waiting: Callable[[str], None],
+        wait_s: float = WAIT_S,
+        *,
+        presses: bool = True,
+        heed: Callable[[], None] = lambda: None,
+    ) -> contextlib.AbstractContextManager[WorkspaceLock]:
+        """The workspace's lock, taken: see `WorkspaceLock.acquire`."""
+        lock = WorkspaceLock(directory / STATE_DIR)
+        return lock.acquire(command, waiting=waiting, wait_s=wait_s, presses=presses, heed=heed)
 
 
 @lru_cache(maxsize=32)
@@ -373,3 +462,29 @@ def check_identity(name: str, backend: Backend, link: Link) -> None:
             f"{name}: what is at {link.url} is not the store that was linked (replaced, or a copy?)",
             next_step=f"If it is right, run: metasync backend link {name} URL",
         )
+
+
+def find_folder(config: Config, name: str, backend: Backend) -> str:
+    """Finds the workspace's folder on the store of an agreed backend, by the births in the config. `UsageError`."""
+    entry = config.named(name)
+    assert entry is not None
+    places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+    if entry.acceptor is not None:
+        places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+    doubt: BackendError | None = None
+    for listed in backend.list(""):
+        if listed.size is not None:
+            continue
+        try:
+            if all(
+                is_root(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth) for i, birth in places
+            ):
+                return listed.name
+        except BackendError as e:  # a folder of others that may not be read is passed over; silence says nothing
+            doubt = doubt or (e if e.retryable else None)
+    if doubt is not None:
+        raise doubt
+    raise UsageError(
+        f"what is there is not the backend {name!r} of this workspace",
+        next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
+    )

@@ -26,7 +26,7 @@ from metasync.local.lock import WAIT_S
 from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.runtime.effects import Task, together
-from metasync.runtime.threads import UnderWay
+from metasync.runtime.threads import Rest, UnderWay
 from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest, told
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.tree import WorkTree
@@ -75,9 +75,7 @@ class Agreed:
 
 
 class Session:
-    """One operation's view of an open workspace, for one thread and for the time of the operation.
-
-    `connections` holds what outlives it: config, keys, ways to the backends. They are opened here.
+    """One operation's view of an open workspace, for one thread. `connections`, opened here, outlive it.
 
     down       backends that this operation does without, by name, with the reason
     out        those of them that are not the stores they were: no pack goes there, none is read there
@@ -140,10 +138,8 @@ class Session:
         return self.connections.certificate
 
     def follow_keys(self, state: State) -> None:
-        """Takes over the keys of the epoch that a decided state is in (architecture.md, D11). `ExcludedError`.
-
-        Keys are kept before the state is: a crash between leaves keys that no state asks for yet.
-        """
+        """Takes over the keys of the epoch that a decided state is in (architecture.md, D11). `ExcludedError`."""
+        # Keys are kept before the state is: a crash between leaves keys that no state asks for yet.
         if state.epoch > self.group.participant.keys.epoch:
             self.runtime.run(self.group.open_epoch(state))
         keys = self.group.participant.keys
@@ -189,7 +185,7 @@ class Session:
             SizeClass(None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum, k.kind)
             for k in c.chunking
         ]
-        return Chunker(c.whole_bytes, classes, int.from_bytes(self.keys.chunk_seed[:8], "big"))
+        return Chunker(c.whole_bytes, classes, self.keys.chunk_seed)
 
     def ingest(self, *, sink: Sink | None = None, known: Callable[[bytes], bool] | None = None) -> Ingest:
         """Reads files of this folder into chunks."""
@@ -362,9 +358,10 @@ class Session:
 
 
 class Operations:
-    """The operations of one open workspace, one at a time: each gets a session, those that change something the lock.
+    """The operations of one open workspace: each gets a session, those that change something the lock.
 
-    `on_event` names the listener that hears what they tell. `now`: transfers go on in spite of a pause.
+    `on_event` names the listener that hears what they tell. `now`: transfers go on in spite of a pause. Threads may
+    share it. What is open rests after a minute without an operation.
     """
 
     def __init__(self, connections: Connections, on_event: Callable[[], Listener]) -> None:
@@ -378,6 +375,7 @@ class Operations:
         self._is_given_back = False
         self.upkeep: Callable[[], None] = lambda: None  # what a push does at its end, where there is anything to do
         self._giving_back = threading.RLock()
+        self._rest = Rest(connections.machine.rests_after_s, lambda: connections.rest(self._under_way))
         connections.on_event = self.tell
 
     def tell(self, event: Event) -> None:
@@ -396,7 +394,9 @@ class Operations:
             with self._under_way.entered(), told(what):
                 yield
         finally:
-            if self._closed and self._under_way.ended(0):
+            if not self._closed:
+                self._rest.touch()
+            elif self._under_way.ended(0):
                 self._give_back()
 
     @contextlib.contextmanager
@@ -477,10 +477,13 @@ class Operations:
     def close(self) -> None:
         """Gives connections and files back; copies under way end. May be repeated.
 
-        From another thread it ends what is under way first, with `CancelledError`. What does not end in time, and the
-        operation from whose listener this is called, gives everything back when it ends.
+        From another thread it ends what is under way first, with `CancelledError`. What does not end in time, and who
+        calls this from a listener, gives everything back when it ends.
         """
+        if self._under_way.is_forked:
+            return  # all that is open belongs to the process that opened it
         self._closed = True
+        self._rest.stop()
         self._under_way.cancel("the workspace was closed")
         if self._under_way.ended(CLOSING_S):
             self._give_back()

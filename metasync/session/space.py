@@ -18,7 +18,7 @@ from metasync.events import Notice
 from metasync.local.state_keys import GIVEN_UP_KEY, SPACE_KEY, SpaceNote
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op, each
-from metasync.session.connections import given_up
+from metasync.session.folder import given_up
 from metasync.store.placement import Placement, placement_of
 from metasync.transfer.copies import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
 

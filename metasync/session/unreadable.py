@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from metasync.session.session import Agreed, Session
 
 NAMED_MAX: Final = 10  # lost directories
+OPENED_MAX: Final = 100_000  # directories that are gone through for them: seconds
 LOOK_S: Final = 5.0  # for who wrote a version
 LOOK_BACK_MAX: Final = 64  # versions that are looked at for the one that brought what cannot be read
 STATES_MAX: Final = 4096  # that are gone through: more versions than a workspace agrees while nobody can pull
@@ -104,19 +105,31 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
                 found = state
             else:
                 break
-    return error if found is None else told(s, found, error, _directories(contents, base, target))
+    if found is None:
+        return error
+    return told(s, found, error, _directories(contents, base, target) if lost else "")
 
 
 def _directories(contents: Contents, base: Agreed, target: Agreed) -> str:
-    """Names the directories that are lost of what `target` has and `base` has not; "" if there are none."""
-    lost, gone = set[bytes](), set[bytes]()
+    """Names the directories that are lost of what `target` has and `base` has not; "" if there are none.
+
+    A few directories may say very many paths, so that only so many are gone through.
+    """
+    lost, gone, opened = set[bytes](), set[bytes](), 0
 
     def unread(ids: Sequence[bytes], error: MetaSyncError) -> None:
         gone.update(ids if isinstance(error, DamagedError) else ())
 
+    def count(_: bytes) -> None:
+        nonlocal opened
+        opened += 1
+        if opened > OPENED_MAX:
+            raise DamagedError(f"more than {OPENED_MAX:,} directories")
+
     losses = walk_large.Losses(lambda path, node_id: lost.update({path or b"/"} if node_id in gone else ()))
+    trees = target.tree_root, base.tree_root
     with contextlib.suppress(MetaSyncError):
-        walked = walk_large.compare(target.tree_root, base.tree_root, contents.size_of, lambda _: None, losses=losses)
+        walked = walk_large.compare(*trees, contents.size_of, lambda _: None, losses=losses, opened=count)
         contents.walk(walked, on_lost=unread)
     named = [path_str(path) for path in sorted(lost)[:NAMED_MAX]]
     if len(lost) > NAMED_MAX:

@@ -11,27 +11,16 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from operator import lt
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
 from metasync.errors import CANNOT_BE_READ, MetaSyncError, NoQuorumError
-from metasync.local.spill import Spool
+from metasync.local.spill import Spool, Spooled
 from metasync.local.state_keys import META_KIND
 from metasync.runtime.effects import Task, together
 from metasync.store import index as pack_index
-from metasync.store.index import (
-    OBJECT,
-    PACK_AT,
-    Index,
-    IndexRoot,
-    IndexSegment,
-    PackId,
-    PackRecord,
-    RootItem,
-    check_records,
-    segment_sorted,
-)
+from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
+from metasync.store.pack_format import Packed
 
 if TYPE_CHECKING:
     from metasync.consensus import Group
@@ -39,6 +28,9 @@ if TYPE_CHECKING:
     from metasync.runtime.tasks import Runtime
     from metasync.store.retained import Retained
 
+HELD_BYTES_MAX: Final = 64 << 20  # of open segments in memory: those of 1,000,000 files; more lie in temporary files
+HELD_BYTES_LEAST: Final = 1 << 20  # what is smaller is worth no file: a tier has few such segments
+INLINE_BYTES_MAX: Final = 1024  # a segment of a small push: it stands in the root, and needs no object of its own
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 
 
@@ -50,6 +42,7 @@ class AgreedIndexes:
         self._runtime = runtime
         self._group = group
         self._segments: dict[bytes, IndexSegment] = {}
+        self._held_bytes = 0
 
     # --- reading
 
@@ -98,13 +91,11 @@ class AgreedIndexes:
         """The index of this name, if the local cache holds all of it. Asks nobody."""
         if ref.hash == ZERO_HASH:
             return Index()
-        root = self._db.get_object(ref.hash)
-        items = pack_index.decode_root(root).items if root is not None else ()
-        have = self._db.get_objects([i.ref.hash for i in items])
-        have.update((i.ref.hash, i.inline) for i in items if i.inline is not None)
-        if root is None or any(i.ref.hash not in have for i in items):
+        data = self._db.get_object(ref.hash)
+        root = pack_index.decode_root(data) if data is not None else None
+        if root is None or self._missing(root):
             return None
-        return Index(tuple(self._decoded(i.ref.hash, have[i.ref.hash]) for i in items))
+        return Index(tuple(self._segment(i) for i in root.items))
 
     def retained(self, state: State) -> Retained:
         """Which versions are dropped, as a decided state says."""
@@ -128,12 +119,16 @@ class AgreedIndexes:
 
         One at a time: of a million objects they have forty megabytes before they are opened.
         """
-        missing = {i.ref.hash for i in root.apart}
-        missing -= self._db.objects_there(missing)
+        missing = self._missing(root)
         for some in _in_parts(i for i in root.items if i.ref.hash in missing):
             self._fetched([Ref(*i.ref) for i in some])
         opened = [self._segment(i) for i in root.items] if missing else []
         return Index(opened if missing else lambda: [self._segment(i) for i in root.items])
+
+    def _missing(self, root: IndexRoot) -> Collection[bytes]:
+        """The segments of an index that the local cache lacks, by hash."""
+        named = {i.ref.hash for i in root.apart}
+        return named - self._db.objects_there(named)
 
     def _segment(self, item: RootItem) -> IndexSegment:
         if item.ref.hash in self._segments:
@@ -142,8 +137,15 @@ class AgreedIndexes:
 
     def _decoded(self, digest: bytes, data: bytes) -> IndexSegment:
         if digest not in self._segments:
-            self._segments[digest] = pack_index.decode_segment(data)
+            self._segments[digest] = pack_index.decode_segment(data, partial(self._kept, Spool()))
         return self._segments[digest]
+
+    def _kept(self, spool: Spool, data: bytes) -> Packed:
+        """The tables of a segment where they are to lie: in memory, as long as there is room, else in its spool."""
+        if len(data) < HELD_BYTES_LEAST or self._held_bytes + len(data) <= HELD_BYTES_MAX:
+            self._held_bytes += len(data)
+            return data
+        return Spooled(spool, spool.put(data))
 
     def _fetched(self, refs: Sequence[Ref]) -> list[bytes]:
         """Reads roots and segments from the local cache, and all others from the backends at once."""
@@ -206,8 +208,9 @@ class AgreedIndexes:
     ) -> Iterator[Callable[[], list[Ref]]]:
         """Stores an index with new segments on enough acceptors, beside what the caller does.
 
-        `root` and `segments` are the index of `base`; full tiers are merged. Yields a function that waits and returns
-        the new names, the root's last. Segments wait in a spool, so that no two are in memory.
+        `root` and `segments` are the index of `base`; full tiers are merged, and small ones stand in the root. Yields
+        a function that waits and returns the new names, the root's last. Segments wait in a spool, so that no two are
+        in memory.
         """
         spool = Spool()
         fresh = dict(_unstored(spool, segment) for segment in new)
@@ -224,11 +227,15 @@ class AgreedIndexes:
             items = [*(i for i in items if i not in crowd), item]
             fresh = {**{i: p for i, p in fresh.items() if i not in crowd}, item: place}
 
-        def make_root(refs: Sequence[Ref]) -> bytes:
-            stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(fresh, refs, strict=True)}
-            return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), root.tags))
+        inside = {item: _inside(item, base, spool.get(p)) for item, p in fresh.items() if item.size <= INLINE_BYTES_MAX}
+        apart = {item: place for item, place in fresh.items() if item not in inside}
 
-        parts = [partial(spool.get, place) for place in fresh.values()]
+        def make_root(refs: Sequence[Ref]) -> bytes:
+            stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(apart, refs, strict=True)}
+            named = (stored.get(item) or inside.get(item, item) for item in items)
+            return pack_index.encode_root(IndexRoot(tuple(named), root.tags))
+
+        parts = [partial(spool.get, place) for place in apart.values()]
         with self._runtime.beside(self._group.put_index(base, parts, make_root, generation=base.gen)) as put:
 
             def stored() -> list[Ref]:
@@ -245,6 +252,11 @@ def _unstored(spool: Spool, segment: IndexSegment) -> tuple[RootItem, slice]:
     data = pack_index.encode_segment(segment)
     stand_in = pack_index.Ref(0, hashlib.sha256(data).digest())
     return RootItem(stand_in, len(data), len(segment), len(segment.packs)), spool.put(data)
+
+
+def _inside(item: RootItem, base: State, data: bytes) -> RootItem:
+    """The same item with the segment in it: its name is the digest that stood in for it."""
+    return item._replace(ref=item.ref._replace(generation=base.gen), tags=((pack_index.INLINE_TAG, data),))
 
 
 def _in_parts(items: Iterable[RootItem]) -> Iterator[list[RootItem]]:
@@ -272,33 +284,12 @@ MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed r
 
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
-    """Merges segments into one. `final`: nothing older remains, so tombstones are dropped."""
-    again = check_records(segments)
+    """Merges segments, the oldest first, into one. `final`: nothing older remains, so tombstones are dropped."""
+    from metasync.store.collection import combined  # one push in nine merges
+
     dead = {t for s in segments for t in s.tombstones}
-    keep: dict[PackId, tuple[PackRecord, bytearray]] = {}
-    for s in segments:
-        into: list[bytearray | None] = []
-        for record in s.packs:
-            if record.id in dead:
-                into.append(None)
-                continue
-            listed = keep[record.id][1] if record.id in keep else bytearray()
-            keep[record.id] = (again.get(record.id, record), listed)
-            into.append(listed)
-        objects = s.objects
-        for at in range(0, len(objects), OBJECT.size):
-            packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]
-            if packed is not None:
-                packed += objects[at : at + PACK_AT] + bytes(4) + objects[at + PACK_AT + 4 : at + OBJECT.size]
-    packs = ((record, _sorted(bytes(packed))) for record, packed in keep.values())
     tags = {tag: data for s in segments for tag, data in s.tags}
-    return segment_sorted(packs, () if final else dead, tuple(sorted(tags.items())))
-
-
-def _sorted(packed: bytes) -> bytes:
-    """Sorts the objects of one pack that came from several segments."""
-    objects = [packed[at : at + OBJECT.size] for at in range(0, len(packed), OBJECT.size)]
-    return packed if all(map(lt, objects, objects[1:])) else b"".join(sorted(set(objects)))
+    return combined(segments, lambda pack: pack not in dead, None, () if final else dead, tuple(sorted(tags.items())))
 
 
 def crowded(root: IndexRoot) -> tuple[RootItem, ...]:

@@ -6,15 +6,23 @@ others: a file or a directory that it names has all its parts in it, so that a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+import heapq
+from array import array
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final, Protocol, TypeAlias, overload
 
+from metasync.codec import Tags, u32
 from metasync.objects.model import ID_BYTES
-from metasync.store.index import OBJECT, PACK_AT, Index, IndexSegment, PackId, PackRecord, segment_sorted
+from metasync.store.index import PACK_AT, SORTED_TOGETHER, Index, IndexSegment, between, listed_in, rows_of
+from metasync.store.listed_packs import LivePacks
+from metasync.store.pack_format import PackId, PackRecord, Packs, encode_record, unpack_id
 
 UNUSED_SHARE: Final = 20  # packs are packed anew until no more than a twentieth of what is needed lies unused
 MOSTLY_DEAD: Final = 2  # and in any case those of which less than half is needed
+SORTED_AT_ONCE: Final = 1 << 16  # packs
+_ALL: Final = 1 << 31  # what is needed of a pack, in these parts
 
 
 class IdsSeen(Protocol):
@@ -24,6 +32,10 @@ class IdsSeen(Protocol):
     def add(self, object_id: bytes) -> None: ...
     def __len__(self) -> int: ...
     def reserve(self, more: int) -> None: ...
+
+
+Stays: TypeAlias = Callable[[PackId], bool]
+"""Whether a pack stays in the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +52,45 @@ class Use:
         return self.record.size * (self.total - self.needed) // self.total if self.total else 0
 
 
+class Gone(Collection[PackId]):
+    """The packs of an index that go: a byte for each that there is."""
+
+    def __init__(self, uses: _Uses, flags: bytearray) -> None:
+        self._uses = uses
+        self._flags = flags
+        self._count = sum(flags)
+
+    def __contains__(self, pack: object) -> bool:
+        return self._count > 0 and (n := self._uses.packs.number(pack)) is not None and bool(self._flags[n])
+
+    def __iter__(self) -> Iterator[PackId]:
+        return (record.id for n, record in self._uses.packs.each() if self._flags[n])
+
+    def use_of(self, pack: PackId) -> Use | None:
+        """What is needed of one of these; None: nothing."""
+        n = self._uses.packs.number(pack)
+        return self._uses.of(n) if n is not None and self._uses.needed[n] else None
+
+    def __len__(self) -> int:
+        return self._count
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What becomes of the packs of an index.
 
-    dead     nothing that is needed lies there alone: they go
-    sparse   little does: it is packed anew, and they go as well
+    gone     the packs that go: the dead, in which nothing lies that is needed, and sparse ones
+    sparse   of these the ones in which little does: that is packed anew
     unused   bytes in packs that stay which nothing needs
     missing  needed objects that no pack of the index has
-    gone     the packs that go
+    use_of   what is needed of a pack that goes, if anything is
     """
 
-    dead: tuple[PackRecord, ...] = ()
-    sparse: tuple[Use, ...] = ()
+    gone: Collection[PackId] = ()
+    sparse: Sequence[Use] = ()
     unused: int = 0
     missing: int = 0
-    gone: frozenset[PackId] = frozenset()
+    use_of: Callable[[PackId], Use | None] = lambda _: None
 
 
 def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True, purge: bool = False) -> Plan:
@@ -63,47 +98,87 @@ def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True,
 
     `purge`: every pack that has anything that is not needed counts as sparse.
     """
-    packs = index.packs()
-    order = sorted(_needed(index, packs, marked, None), key=_preferred)
+    uses = _Uses(index)
+    uses.count(marked)
+    order = uses.preferred()
     placed.reserve(len(marked))
-    uses = sorted(_needed(index, packs, marked, placed, [u.record.id for u in order]), key=_preferred)
-    dead = tuple(u.record for u in uses if not u.needed)
-    alive = [u for u in uses if u.needed]
-    unused, needed = sum(u.unused_bytes for u in alive), sum(u.record.size - u.unused_bytes for u in alive)
-    sparse: list[Use] = []
-    for use in reversed(alive if repack else []):  # those of which the least is needed
+    uses.count(marked, placed, order)
+    gone = bytearray(len(index.listed))
+    for n in order:
+        gone[n] = not uses.needed[n]
+    alive = [n for n in uses.preferred() if not gone[n]]
+    unused = sum(uses.of(n).unused_bytes for n in alive)
+    needed = sum(index.listed.record(n).size for n in alive) - unused
+    sparse: list[int] = []
+    for n in reversed(alive if repack else []):  # those of which the least is needed
+        use = uses.of(n)
         is_little = unused * UNUSED_SHARE <= needed and use.needed * MOSTLY_DEAD >= use.total
         if use.needed == use.total or (is_little and not purge):
             break
-        sparse.append(use)
+        sparse.append(n)
+        gone[n] = 1
         unused -= use.unused_bytes
-    gone = frozenset([*(r.id for r in dead), *(u.record.id for u in sparse)])
-    return Plan(dead, tuple(sparse), unused, len(marked) - len(placed), gone)
+    goes = Gone(uses, gone)
+    return Plan(goes, Sparse(uses, array("I", sparse)), unused, len(marked) - len(placed), goes.use_of)
 
 
-def _preferred(use: Use) -> tuple[float, int, bytes]:
-    """Packs of which most is needed come first; the same on every device."""
-    return -use.needed / max(use.total, 1), -use.record.generation, use.record.name
+class _Uses:
+    """How much of each pack of an index is needed, by number: 16 bytes each."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.packs = LivePacks(index.listed, index.dead)
+        self.needed = array("Q", bytes(8 * len(index.listed)))
+        self.total = array("Q", bytes(8 * len(index.listed)))
+        self._live = array("I")
+        for n, record in self.packs.each():
+            self._live.append(n)
+            self.total[n] = sum(s.raw_bytes for s in record.segments)
+
+    def count(
+        self, marked: Container[bytes], placed: IdsSeen | None = None, order: Sequence[int] | None = None
+    ) -> None:
+        """Counts what is needed. With `placed`, an object is needed of the first pack in `order` with it."""
+        for n in self._live if order is None else order:
+            needed = 0
+            for o in self.index.inside_number(n):
+                if o.id in marked and (placed is None or o.id not in placed):
+                    needed += o.length
+                    if placed is not None:
+                        placed.add(o.id)
+            self.needed[n] = needed
+
+    def preferred(self) -> Sequence[int]:
+        """The packs of which most is needed first, and of these the newest: the same on every device."""
+        needed, total, last = self.needed, self.total, len(self.needed)
+        keys = ((_ALL - min(_ALL, _ALL * needed[n] // max(total[n], 1))) << 32 | last - n for n in self._live)
+        parts = []
+        while some := array("Q", sorted(islice(keys, SORTED_AT_ONCE))):  # as values of Python's all take 44 bytes each
+            parts.append(some)
+        return array("I", (last - (key & 0xFFFFFFFF) for key in heapq.merge(*parts)))
+
+    def of(self, n: int) -> Use:
+        return Use(self.index.listed.record(n), self.needed[n], self.total[n])
 
 
-def _needed(
-    index: Index,
-    packs: dict[PackId, PackRecord],
-    marked: Container[bytes],
-    placed: IdsSeen | None,
-    order: Sequence[PackId] | None = None,
-) -> list[Use]:
-    """How much of each pack is needed. With `placed`, an object is needed of the first pack in `order` with it."""
-    out: list[Use] = []
-    for pack_id in packs if order is None else order:
-        record, needed = packs[pack_id], 0
-        for o in index.inside(record):
-            if o.id in marked and (placed is None or o.id not in placed):
-                needed += o.length
-                if placed is not None:
-                    placed.add(o.id)
-        out.append(Use(record, needed, sum(s.raw_bytes for s in record.segments)))
-    return out
+class Sparse(Sequence[Use]):
+    """Packs that are packed anew, and what is needed of each: values that are made when they are asked for."""
+
+    def __init__(self, uses: _Uses, numbers: Sequence[int]) -> None:
+        self._uses = uses
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> Use: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sparse: ...
+    def __getitem__(self, at: int | slice) -> Use | Sparse:
+        if isinstance(at, slice):
+            return Sparse(self._uses, self._numbers[at])
+        return self._uses.of(self._numbers[at])
 
 
 def to_pack(index: Index, plan: Plan, marked: Container[bytes]) -> Iterator[list[bytes]]:
@@ -113,46 +188,91 @@ def to_pack(index: Index, plan: Plan, marked: Container[bytes]) -> Iterator[list
         yield [i for i in ids if all(record.id in plan.gone for record, _ in index.find(i))]
 
 
-def uncovered(index: Index, stays: Container[PackId], packed: Callable[[bytes], bool], marked: Container[bytes]) -> int:
+def uncovered(index: Index, stays: Stays, packed: Callable[[bytes], bool], marked: Container[bytes]) -> int:
     """How many needed objects of an index neither a pack that stays has nor one that was packed anew."""
     out = 0
     for s in index.segments:
-        for record, o in s:
-            if o.id in marked and record.id not in stays and not packed(o.id):
-                places = index.find(o.id)  # none, where the pack has a tombstone
-                out += bool(places) and all(other.id not in stays for other, _ in places)
+        flags = _flags(s, stays)
+        for part in s.parts():
+            for row in rows_of(part):
+                object_id = row[:ID_BYTES]
+                if object_id in marked and not flags[_ordinal(row)] and not packed(object_id):
+                    places = index.find(object_id)  # none, where the pack has a tombstone
+                    out += bool(places) and not any(stays(record.id) for record, _ in places)
     return out
 
 
-def is_whole(segment: IndexSegment, stays: Container[PackId], marked: Container[bytes]) -> bool:
+def is_whole(segment: IndexSegment, stays: Stays, marked: Container[bytes]) -> bool:
     """Whether a segment may stay as it is: all its packs stay, and all objects that it names are needed."""
-    objects = segment.objects
     return (
         not segment.tombstones
-        and all(p.id in stays for p in segment.packs)
-        and all(objects[at : at + ID_BYTES] in marked for at in range(0, len(objects), OBJECT.size))
+        and all(map(stays, map(unpack_id, segment.packs.ids())))
+        and all(row[:ID_BYTES] in marked for part in segment.parts() for row in rows_of(part))
     )
 
 
-def rewritten(segment: IndexSegment, stays: Container[PackId], marked: Container[bytes]) -> IndexSegment | None:
+def rewritten(segment: IndexSegment, stays: Stays, marked: Container[bytes]) -> IndexSegment | None:
     """The segment without packs that go, without objects that are not needed, without tombstones; None if it is empty.
 
     Tombstones are needed no more once no segment lists a pack that went.
     """
-    into = [bytearray() if p.id in stays else None for p in segment.packs]
-    objects = segment.objects
-    for at in range(0, len(objects), OBJECT.size):
-        packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]
-        if packed is not None and objects[at : at + ID_BYTES] in marked:
-            packed += objects[at : at + PACK_AT] + bytes(4) + objects[at + PACK_AT + 4 : at + OBJECT.size]
-    if all(packed is None for packed in into):
-        return None
-    return segment_sorted(_given(segment.packs, into), (), segment.tags)
+    out = combined([segment], stays, marked, (), segment.tags)
+    return out if len(out.packs) else None
 
 
-def _given(packs: Sequence[PackRecord], into: list[bytearray | None]) -> Iterator[tuple[PackRecord, bytes]]:
-    """The packs that stay, with their objects. Each leaves `into`: there may be a million, and they are copied on."""
-    for n, record in enumerate(packs):
-        packed, into[n] = into[n], None
-        if packed is not None:
-            yield record, bytes(packed)
+def combined(
+    segments: Sequence[IndexSegment],
+    stays: Stays,
+    needed: Container[bytes] | None,
+    tombstones: Iterable[PackId],
+    tags: Tags,
+) -> IndexSegment:
+    """One segment of several, the oldest first: of the packs that stay, and of the objects that are `needed` (None:
+    all). Nothing is unpacked, and what is made of it is held once.
+    """
+    again = listed_in(segments).again if len(segments) > 1 else {}
+    flags = [_flags(s, stays) for s in segments]
+    to = [array("I", bytes(4 * len(s.packs))) for s in segments]
+    packs = Packs.joined(_joined(segments, again, flags, to))
+    objects = bytearray()
+    for first in range(0, 256, SORTED_TOGETHER):  # by the first byte of the id: in parts, for there may be many
+        some: set[bytes] = set()
+        for s, flag, numbers in zip(segments, flags, to, strict=True):
+            for row in between(s.objects, first, first + SORTED_TOGETHER):
+                n = _ordinal(row)
+                if flag[n] and (needed is None or row[:ID_BYTES] in needed):
+                    some.add(row[:PACK_AT] + u32(numbers[n]) + row[PACK_AT + 4 :])
+        objects += b"".join(sorted(some))
+    return IndexSegment(packs, bytes(objects), tuple(sorted(set(tombstones))), tags)
+
+
+def _joined(
+    segments: Sequence[IndexSegment],
+    again: Mapping[PackId, PackRecord],
+    flags: Sequence[bytearray],
+    to: Sequence[array[int]],
+) -> Iterator[bytes]:
+    """The packs that stay, packed, ascending, each once; which one each is, goes into `to`."""
+    last, number = b"", -1
+    for packed, n, ordinal in heapq.merge(*(_numbered(s, n) for n, s in enumerate(segments))):
+        if not flags[n][ordinal]:
+            continue
+        if packed != last:
+            last, number = packed, number + 1
+            newer = again.get(unpack_id(packed))
+            yield segments[n].packs.packed(ordinal) if newer is None else encode_record(newer)
+        to[n][ordinal] = number
+
+
+def _numbered(segment: IndexSegment, n: int) -> Iterator[tuple[bytes, int, int]]:
+    return ((packed, n, ordinal) for ordinal, packed in enumerate(segment.packs.ids()))
+
+
+def _flags(segment: IndexSegment, stays: Stays) -> bytearray:
+    """Which packs of a segment stay."""
+    return bytearray(map(stays, map(unpack_id, segment.packs.ids())))
+
+
+def _ordinal(row: bytes) -> int:
+    """The number of the pack of a packed object."""
+    return int.from_bytes(row[PACK_AT : PACK_AT + 4], "big")

@@ -13,27 +13,33 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from operator import attrgetter, lt
-from typing import NamedTuple, TypeAlias
+from itertools import accumulate, chain, pairwise
+from operator import lt
+from typing import TYPE_CHECKING, NamedTuple
 
-from metasync.backends.digests import KINDS
-from metasync.codec import UPGRADE, Reader, Tags, check_format, encode_tags, u8, u32, u64
-from metasync.errors import FormatError, UpgradeError
+from metasync.codec import Reader, Tags, check_format, encode_tags, u8, u32, u64
+from metasync.errors import FormatError
 from metasync.keys.derive import sha256
 from metasync.objects.model import ID_BYTES, ObjectKind, check_object_kinds
 from metasync.store.pack_format import (
-    HEADER_BYTES,
-    PACK_BYTES_MAX,
     PLACE_BYTES,
-    SEGMENT_RAW_BYTES_MAX,
-    SEGMENTS_MAX,
     Located,
-    Segment,
+    Packed,
+    PackId,
+    PackRecord,
+    Packs,
+    Sizes,
+    pack_id,
+    read_packs,
 )
+
+if TYPE_CHECKING:
+    from metasync.store.listed_packs import Listed, LivePacks
+
+__all__ = ["PackId", "PackRecord"]
 
 FORMAT = 1
 INLINE_TAG = 1  # of a root's entry: the bytes of the segment, whose SHA-256 is its name then
@@ -47,15 +53,10 @@ ROOT_SEGMENTS_MAX = 1 << 10
 OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
 PACK_AT = ID_BYTES + 1  # where the pack stands in it
 _HEAD_BYTES = 8  # of an id, in such a table: ids are hashes, and two that share these are told apart
-_SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
+SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
 _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
-_CHECKED_TOGETHER = 10_000  # a megabyte
+_READ_TOGETHER = 10_000 * OBJECT.size  # bytes
 _KINDS = {int(k): k for k in ObjectKind}
-_WHOLE_COPIES = bytes((0, 1, 1))  # class of redundancy, k and n: shards are refused
-
-
-PackId: TypeAlias = tuple[int, bytes]
-"""Generation and name: never used again once a tombstone names it."""
 
 
 class Ref(NamedTuple):
@@ -65,127 +66,155 @@ class Ref(NamedTuple):
     hash: bytes
 
 
-class PackRecord(NamedTuple):
-    """One pack: where it lies (generation, name), how to read it, and who can rebuild it.
-
-    header  the pack's clear header, so that a single segment can be read without it
-    """
-
-    name: bytes
-    generation: int
-    size: int
-    header: bytes
-    segments: tuple[Segment, ...]
-    tags: Tags = ()
-
-    @property
-    def id(self) -> PackId:
-        """What the pack is known by."""
-        return self.generation, self.name
-
-    def updated(self, newer: PackRecord) -> PackRecord:
-        """The same with the tags of a newer record of it added, which count where both have one."""
-        tags = {**dict(self.tags), **dict(newer.tags)}
-        return self._replace(tags=tuple(sorted(tags.items())))
-
-    def digest(self, kind: str) -> bytes | None:
-        """The digest of the whole pack of a kind (`digests.KINDS`), if whoever stored it noted it: stores tell it."""
-        if kind == "sha256" or kind not in KINDS:
-            return self.name if kind == "sha256" else None
-        told = dict(self.tags).get(KINDS[kind].tag, b"")
-        return told if len(told) == KINDS[kind].size else None
-
-
 @dataclass(slots=True, eq=False)
 class IndexSegment:
-    """An immutable part of the index. Objects stay packed in bytes and are found by bisection."""
+    """An immutable part of the index. Its packs and objects stay packed, in memory or in a file.
 
-    packs: tuple[PackRecord, ...]
-    objects: bytes
+    Objects are found by bisection.
+    """
+
+    packs: Packs
+    objects: Packed
     tombstones: tuple[PackId, ...] = ()
     tags: Tags = ()
     is_one_of_many: bool = field(init=False)  # its index is too large for maps
-    _offsets: range = field(init=False)
+    _count: int = field(init=False)
     _asked: int = field(default=0, init=False)
     _map: dict[bytes, int] | None = field(default=None, init=False)
     _heads: array[int] | None = field(default=None, init=False)
-    _by_pack: dict[int, array[int]] | None = field(default=None, init=False)
+    _by_pack: tuple[array[int], array[int]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._offsets = range(0, len(self.objects), OBJECT.size)
-        self.is_one_of_many = len(self._offsets) > MAP_OBJECTS_MAX
+        self._count = len(self.objects) // OBJECT.size
+        self.is_one_of_many = self._count > MAP_OBJECTS_MAX
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._count
 
-    def _key(self, at: int) -> bytes:
-        return self.objects[at : at + ID_BYTES]
+    def _row(self, n: int) -> bytes:
+        return self.objects[n * OBJECT.size : (n + 1) * OBJECT.size]
+
+    def _key(self, n: int) -> bytes:
+        return self.objects[n * OBJECT.size : n * OBJECT.size + ID_BYTES]
+
+    def parts(self) -> Iterator[bytes]:
+        """All objects, packed, many at a time."""
+        return _parts(self.objects, 0, len(self.objects))
 
     def _first(self, object_id: bytes) -> int:
-        """The number of the first record at or after an id; with a map, past the end if there is none."""
+        """The number of the first object at or after an id; with a map, or heads, past the end if there is none."""
         if self._map is not None:
-            return self._map.get(object_id, len(self._offsets))
+            return self._map.get(object_id, self._count)
         if self._heads is not None:
             return self._first_by_head(self._heads, object_id)
         self._asked += 1
-        if self._asked * MAP_AFTER < len(self._offsets):
-            return bisect_left(self._offsets, object_id, key=self._key)
-        if self.is_one_of_many:
-            self._heads = _heads(self.objects)
+        in_memory = isinstance(self.objects, bytes)
+        if in_memory and self._asked * MAP_AFTER < self._count:
+            return bisect_left(range(self._count), object_id, key=self._key)
+        if self.is_one_of_many or not in_memory:
+            self._heads = _heads(self.parts())
         else:
-            data = self.objects
-            self._map = {data[at : at + ID_BYTES]: at // OBJECT.size for at in reversed(self._offsets)}
+            ids = [row[:ID_BYTES] for part in self.parts() for row in rows_of(part)]
+            self._map = dict(zip(reversed(ids), range(self._count - 1, -1, -1), strict=True))  # of one id, the first
         return self._first(object_id)
 
     def _first_by_head(self, heads: array[int], object_id: bytes) -> int:
-        at = bisect_left(heads, int.from_bytes(object_id[:_HEAD_BYTES], "big"))
-        while at < len(heads) and self._key(self._offsets[at]) < object_id:
+        head = int.from_bytes(object_id[:_HEAD_BYTES], "big")
+        at = bisect_left(heads, head)
+        if at == self._count or heads[at] != head:
+            return self._count
+        while at + 1 < self._count and heads[at + 1] == head and self._key(at) < object_id:
             at += 1
         return at
 
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         """Every place this segment knows for an object."""
         out: list[tuple[PackRecord, Located]] = []
-        i = self._first(object_id)
-        while i < len(self._offsets) and self._key(self._offsets[i]) == object_id:
-            out.append(self._at(self._offsets[i]))
-            i += 1
+        n = self._first(object_id)
+        while n < self._count and (row := self._row(n)).startswith(object_id):
+            out.append(self._of(row))
+            n += 1
         return out
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         """All objects that this segment lists of a pack, if it does; without `blobs`, the others."""
-        ordinal = bisect_left(self.packs, record.id, key=attrgetter("id"))
-        if ordinal == len(self.packs) or self.packs[ordinal].id != record.id:
-            return []
-        if self._by_pack is None:
-            self._by_pack = {}
-            for at, (_, _, pack, _, _, _) in zip(self._offsets, OBJECT.iter_unpack(self.objects), strict=True):
-                self._by_pack.setdefault(pack, array("I")).append(at)
-        places = self._by_pack.get(ordinal, ())
-        kinds = self.objects if not blobs else b""
-        return [self._at(at)[1] for at in places if blobs or kinds[at + ID_BYTES] & 15 != ObjectKind.BLOB]
+        packed = pack_id(record.id)
+        ordinal = bisect_left(range(len(self.packs)), packed, key=self.packs.id_at)
+        there = ordinal < len(self.packs) and self.packs.id_at(ordinal) == packed
+        return self.inside_at(ordinal, blobs=blobs) if there else []
 
-    def _at(self, at: int) -> tuple[PackRecord, Located]:
-        object_id, kind, pack, segment, offset, length = OBJECT.unpack_from(self.objects, at)
+    def inside_at(self, ordinal: int, *, blobs: bool = True) -> list[Located]:
+        """The same of the pack with this number."""
+        if self._by_pack is None:
+            self._by_pack = _by_pack(self)
+        begins, numbers = self._by_pack
+        rows = map(self._row, numbers[begins[ordinal] : begins[ordinal + 1]])
+        return [_located(row) for row in rows if blobs or row[ID_BYTES] & 15 != ObjectKind.BLOB]
+
+    def _of(self, row: bytes) -> tuple[PackRecord, Located]:
+        object_id, kind, pack, segment, offset, length = OBJECT.unpack(row)
         return self.packs[pack], Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
 
     def __iter__(self) -> Iterator[tuple[PackRecord, Located]]:
-        return map(self._at, self._offsets)
+        return (self._of(row) for part in self.parts() for row in rows_of(part))
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind."""
-        return [object_id for object_id, k, *_ in OBJECT.iter_unpack(self.objects) if k & 15 == kind]
+        return [row[0] for part in self.parts() for row in OBJECT.iter_unpack(part) if row[1] & 15 == kind]
 
 
-def _heads(objects: bytes) -> array[int]:
+def rows_of(part: bytes) -> list[bytes]:
+    """Packed objects, one by one."""
+    return [part[at : at + OBJECT.size] for at in range(0, len(part), OBJECT.size)]
+
+
+def between(objects: Packed, first: int, end: int) -> Iterator[bytes]:
+    """The packed objects, one by one, whose ids begin with a byte from `first` to below `end`."""
+    places = range(0, len(objects), OBJECT.size)
+    low = bisect_left(places, first, key=lambda at: objects[at : at + 1][0])
+    high = bisect_left(places, end, lo=low, key=lambda at: objects[at : at + 1][0])
+    return (row for part in _parts(objects, low * OBJECT.size, high * OBJECT.size) for row in rows_of(part))
+
+
+def _parts(data: Packed, begin: int, end: int) -> Iterator[bytes]:
+    return (data[at : min(at + _READ_TOGETHER, end)] for at in range(begin, end, _READ_TOGETHER))
+
+
+def _located(row: bytes) -> Located:
+    object_id, kind, _, segment, offset, length = OBJECT.unpack(row)
+    return Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
+
+
+def _heads(parts: Iterable[bytes]) -> array[int]:
     """The heads of the ids of packed objects, as numbers."""
-    columns = bytearray(len(objects) // OBJECT.size * _HEAD_BYTES)
-    for byte in range(_HEAD_BYTES):
-        to = byte if sys.byteorder == "big" else _HEAD_BYTES - 1 - byte
-        columns[to::_HEAD_BYTES] = objects[byte :: OBJECT.size]
     heads = array("Q")
-    heads.frombytes(columns)
+    for part in parts:
+        heads.frombytes(_columns(part, 0, _HEAD_BYTES))
     return heads
+
+
+def _columns(part: bytes, begin: int, size: int) -> bytearray:
+    """A number of this size in each of these packed objects, in the machine's own order of bytes."""
+    out = bytearray(len(part) // OBJECT.size * size)
+    for byte in range(size):
+        out[byte if sys.byteorder == "big" else size - 1 - byte :: size] = part[begin + byte :: OBJECT.size]
+    return out
+
+
+def _by_pack(s: IndexSegment) -> tuple[array[int], array[int]]:
+    """The numbers of the objects of a segment in the order of their packs; where those of each pack begin, and end."""
+    packs = array("I")
+    for part in s.parts():
+        packs.frombytes(_columns(part, PACK_AT, 4))
+    begins = array("I", bytes(4 * (len(s.packs) + 2)))
+    for pack in packs:
+        begins[pack + 2] += 1
+    begins = array("I", accumulate(begins))
+    numbers = array("I", bytes(4 * len(packs)))
+    for n, pack in enumerate(packs):
+        numbers[begins[pack + 1]] = n
+        begins[pack + 1] += 1
+    return begins, numbers
 
 
 def pack_objects(objects: Iterable[Located]) -> bytes:
@@ -222,23 +251,16 @@ def segment_sorted(
     if any(a.id == b.id for (a, _), (b, _) in pairwise(listed)):
         raise ValueError("a pack is listed twice")
     objects = bytearray()
-    for first in range(0, 256, _SORTED_TOGETHER):  # by the first byte of the id: in parts, for there may be many
+    for first in range(0, 256, SORTED_TOGETHER):  # by the first byte of the id: in parts, for there may be many
         some: set[bytes] = set()
         for ordinal, (_, packed) in enumerate(listed):
             number = u32(ordinal)
-            for at in _between(packed, first, first + _SORTED_TOGETHER):
-                some.add(packed[at : at + PACK_AT] + number + packed[at + PACK_AT + 4 : at + OBJECT.size])
+            for row in between(packed, first, first + SORTED_TOGETHER):
+                some.add(row[:PACK_AT] + number + row[PACK_AT + 4 :])
         objects += b"".join(sorted(some))
-    records = tuple(p for p, _ in listed)
+    records = Packs.of(p for p, _ in listed)
     del listed[:]  # of a large segment nothing is held three times
     return IndexSegment(records, bytes(objects), tuple(sorted(set(tombstones))), tags)
-
-
-def _between(packed: bytes, first: int, end: int) -> range:
-    """Offsets of the objects whose ids begin with a byte from `first` to below `end`."""
-    places = range(0, len(packed), OBJECT.size)
-    low = bisect_left(places, first, key=packed.__getitem__)
-    return places[low : bisect_left(places, end, lo=low, key=packed.__getitem__)]
 
 
 def segments_of(packs: Iterable[tuple[PackRecord, bytes]]) -> Iterator[IndexSegment]:
@@ -265,21 +287,20 @@ def encode_segment(s: IndexSegment) -> bytes:
     """Bytes of a segment: format, then a zstd frame of its tables."""
     import zstandard
 
-    objects = s.objects
-    parts = [u32(len(s.packs))]
-    for p in s.packs:
-        parts += [u64(p.generation), p.name, u64(p.size), p.header, _WHOLE_COPIES]
-        parts += [u32(len(p.segments)), *(u32(g.stored_bytes) + u32(g.raw_bytes) + g.digest for g in p.segments)]
-        parts.append(encode_tags(p.tags))
-    before = b"".join((*parts, u32(len(s))))
-    after = u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones) + encode_tags(s.tags)
-    size = len(before) + len(objects) + len(after)
-    frame = zstandard.ZstdCompressor(level=3).compressobj(size=size)
-    return b"".join((u8(FORMAT), *map(frame.compress, (before, objects, after)), frame.flush()))
+    packs, objects = s.packs.data, s.objects
+    before, middle = u32(len(s.packs)), u32(len(s))
+    after = u32(len(s.tombstones)) + b"".join(map(pack_id, s.tombstones)) + encode_tags(s.tags)
+    size = len(before) + len(packs) + len(middle) + len(objects) + len(after)
+    out = zstandard.ZstdCompressor(level=3).compressobj(size=size)
+    plain = chain([before], _parts(packs, 0, len(packs)), [middle], _parts(objects, 0, len(objects)), [after])
+    return b"".join((u8(FORMAT), *map(out.compress, plain), out.flush()))
 
 
-def decode_segment(data: bytes) -> IndexSegment:
-    """Reads a segment; `FormatError` on anything but what `encode_segment` writes, `UpgradeError` if newer."""
+def decode_segment(data: bytes, keep: Callable[[bytes], Packed] = bytes) -> IndexSegment:
+    """Reads a segment; `FormatError` on anything but what `encode_segment` writes, `UpgradeError` if newer.
+
+    `keep` is given what is large in it, and decides where that lies.
+    """
     check_format(Reader(data, "index segment").u8(), "the pack index")
     import zstandard
 
@@ -292,83 +313,36 @@ def decode_segment(data: bytes) -> IndexSegment:
         )
     except zstandard.ZstdError as e:
         raise FormatError(f"index segment: does not unpack: {e}") from e
-    packs = _packs(r)
+    packs, sizes = read_packs(r)
     objects = r.take(OBJECT.size * r.u32())
-    _check_objects(r, objects, packs)
+    _check_objects(r, objects, sizes)
     stones = tuple((r.u64(), r.take(ID_BYTES)) for _ in range(r.count(r.u32(), 8 + ID_BYTES)))
     if any(a >= b for a, b in pairwise(stones)):
         raise r.fail("tombstones out of order")
     tags = r.tags()
     r.end()
-    return IndexSegment(packs, objects, stones, tags)
+    return IndexSegment(packs.kept(keep), keep(objects), stones, tags)
 
 
-def _packs(r: Reader) -> tuple[PackRecord, ...]:
-    """Checks their order one by one: a frame of a few bytes can repeat a pack a million times."""
-    out: list[PackRecord] = []
-    for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)):
-        pack = _pack(r)
-        if out and pack.id <= out[-1].id:
-            raise r.fail("packs out of order")
-        out.append(pack)
-    return tuple(out)
-
-
-def _pack(r: Reader) -> PackRecord:
-    generation, name, size, header = r.u64(), r.take(ID_BYTES), r.u64(), r.take(HEADER_BYTES)
-    size_class, k, n = r.take(len(_WHOLE_COPIES))
-    count = r.u32()
-    if count > SEGMENTS_MAX or not 1 <= k <= n or size > PACK_BYTES_MAX:
-        raise r.fail("a pack with impossible numbers")
-    if (size_class, k, n) != (0, 1, 1):
-        raise UpgradeError(
-            f"pack {name.hex()[:16]} is stored as {n} shards (class {size_class}), any {k} of which give it back; "
-            "this program knows whole copies",
-            next_step=UPGRADE,
-        )
-    segments = tuple(Segment(r.u32(), r.u32(), r.take(32)) for _ in range(r.count(count, 40)))
-    if HEADER_BYTES + sum(s.stored_bytes for s in segments) > size:
-        raise r.fail("segments beyond their pack")
-    if any(s.raw_bytes > SEGMENT_RAW_BYTES_MAX for s in segments):
-        raise r.fail("a segment too large")
-    return PackRecord(name, generation, size, header, segments, r.tags())
-
-
-def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> None:
+def _check_objects(r: Reader, objects: bytes, sizes: Sizes) -> None:
     """Every object lies in a segment of a listed pack; records ascend. By columns: there may be millions."""
     check_object_kinds({*objects[ID_BYTES :: OBJECT.size]}, "an object in the pack index")
     last = b""
-    for start in range(0, len(objects), _CHECKED_TOGETHER * OBJECT.size):
-        end = min(start + _CHECKED_TOGETHER * OBJECT.size, len(objects))
-        records = [objects[at : at + OBJECT.size] for at in range(start, end, OBJECT.size)]
+    for start in range(0, len(objects), _READ_TOGETHER):
+        records = rows_of(objects[start : start + _READ_TOGETHER])
         if not all(map(lt, [last, *records], records)):
             raise r.fail("objects out of order")
         last = records[-1]
-    raw_bytes = [[s.raw_bytes for s in p.segments] for p in packs]
+    begins, raw_bytes = sizes.begins, sizes.raw_bytes
     try:
         for pack, segment, offset, length in _PLACE.iter_unpack(objects):
-            if offset + length > raw_bytes[pack][segment]:
+            at = begins[pack] + segment
+            if at >= begins[pack + 1]:
+                raise IndexError
+            if offset + length > raw_bytes[at]:
                 raise r.fail("an object outside its segment")
     except IndexError:
         raise r.fail("an object in no pack, or outside its segments") from None
-
-
-def check_records(segments: Iterable[IndexSegment]) -> dict[PackId, PackRecord]:
-    """What is known of each pack that several segments list, these given oldest first.
-
-    `FormatError` unless its size, header and segments are the same in all: a pack is its bytes. Tags may differ.
-    """
-    known: dict[PackId, PackRecord] = {}
-    again: dict[PackId, PackRecord] = {}
-    for s in segments:
-        for p in s.packs:
-            before = known.setdefault(p.id, p)
-            if before is p:
-                continue
-            if before[2:5] != p[2:5]:
-                raise FormatError(f"pack index: pack {p.name.hex()[:16]} is listed in two ways")
-            again[p.id] = again.get(p.id, before).updated(p)
-    return again
 
 
 class RootItem(NamedTuple):
@@ -429,6 +403,13 @@ def decode_root(data: bytes) -> IndexRoot:
     return out
 
 
+def listed_in(segments: Sequence[IndexSegment]) -> Listed:
+    """Where these segments, the oldest first, list each pack."""
+    from metasync.store.listed_packs import Listed  # a push that finds one segment or none needs it not
+
+    return Listed(segments)
+
+
 class Index:
     """A loaded index: finds objects in its segments, the newest first. Immutable.
 
@@ -436,26 +417,39 @@ class Index:
     first use, where the error then occurs.
     """
 
-    _again: dict[PackId, PackRecord]
+    _again: Mapping[PackId, PackRecord]
 
     def __init__(self, segments: Sequence[IndexSegment] | Callable[[], Sequence[IndexSegment]] = ()) -> None:
+        self._listed: Listed | None = None
         if callable(segments):
             self._open = segments
         else:
             self._open = lambda: segments
-            self._again = check_records(segments)
+            self.segments = self._opened()
 
     @cached_property
     def segments(self) -> tuple[IndexSegment, ...]:
+        return self._opened()
+
+    def _opened(self) -> tuple[IndexSegment, ...]:
         segments = tuple(self._open())
-        self._again = check_records(segments)
         if sum(map(len, segments)) > MAP_OBJECTS_MAX:
             for s in segments:
                 s.is_one_of_many = True
+        self._listed = listed_in(segments) if len(segments) > 1 else None
+        self._again = self._listed.again if self._listed is not None else {}
         return segments
 
+    @property
+    def listed(self) -> Listed:
+        """Where its segments list each pack."""
+        if self._listed is None:
+            self._listed = listed_in(self.segments)
+        return self._listed
+
     @cached_property
-    def _dead(self) -> set[PackId]:
+    def dead(self) -> set[PackId]:
+        """The packs that have a tombstone."""
         return {t for s in self.segments for t in s.tombstones}
 
     @property
@@ -467,8 +461,9 @@ class Index:
         """Every live place of an object; empty when the index does not hold it."""
         out: list[tuple[PackRecord, Located]] = []
         for s in reversed(self.segments):
-            out += [p for p in s.find(object_id) if not self._dead or p[0].id not in self._dead]
-        return [(self._again.get(p.id, p), o) for p, o in out] if self._again else out
+            if found := s.find(object_id):
+                out += [p for p in found if not self.dead or p[0].id not in self.dead]
+        return [(self._again.get(p.id, p), o) for p, o in out] if out and self._again else out
 
     def __contains__(self, object_id: bytes) -> bool:
         return bool(self.segments and self.find(object_id))
@@ -476,20 +471,30 @@ class Index:
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         """All objects of a pack, whichever of its records is given; without `blobs`, the others."""
         found: list[Located] = []
-        for s in self.segments:
-            found += s.inside(record, blobs=blobs)
+        for n in self.listed.numbers(record.id):
+            s, ordinal = self.listed.place(n)
+            found += s.inside_at(ordinal, blobs=blobs)
         return [*dict.fromkeys(found)] if record.id in self._again else found
+
+    def inside_number(self, number: int) -> list[Located]:
+        """All objects of the pack with this number (`listed`)."""
+        s, ordinal = self.listed.place(number)
+        return self.inside(s.packs[ordinal]) if self._again else s.inside_at(ordinal)
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind that a live pack holds, those of the newest segments first."""
         found = dict.fromkeys(i for s in reversed(self.segments) for i in s.ids(kind))
-        return [i for i in found if not self._dead or i in self]
+        return [i for i in found if not self.dead or i in self]
 
-    def packs(self) -> dict[tuple[int, bytes], PackRecord]:
-        """Every live pack by (generation, name)."""
-        listed = {p.id: p for s in self.segments for p in s.packs if p.id not in self._dead}
-        listed.update((pack_id, p) for pack_id, p in self._again.items() if pack_id in listed)
-        return listed
+    def packs(self) -> Mapping[PackId, PackRecord]:
+        """Every live pack by (generation, name): a view, whose values are made when they are asked for."""
+        return self._live
+
+    @cached_property
+    def _live(self) -> LivePacks:
+        from metasync.store.listed_packs import LivePacks
+
+        return LivePacks(self.listed, self.dead)
 
     def __len__(self) -> int:
         return sum(map(len, self.segments))

@@ -168,10 +168,10 @@ class Listing:
 
 def by_partition(packs: Iterable[PackRecord], partitions: int) -> dict[int, bytes]:
     """By partition, the sorted entries of packs as they should be told."""
-    parts: dict[int, list[bytes]] = {}
+    parts: dict[int, bytearray] = {}
     for p in packs:
-        parts.setdefault(partition_of(p.name, partitions), []).append(entry(p.id, p.size))
-    return {partition: b"".join(sorted(entries)) for partition, entries in parts.items()}
+        parts.setdefault(partition_of(p.name, partitions), bytearray()).extend(entry(p.id, p.size))
+    return {partition: b"".join(sorted(_split(parts.pop(partition)))) for partition in [*parts]}
 
 
 def wanted(packs: Iterable[PackRecord], placement: Placement) -> dict[bytes, dict[int, bytes]]:

@@ -24,7 +24,9 @@ from metasync.store.placement import ORDERS_KEPT_MAX, Placement, Target, gaining
 
 EARLIER_MAX: Final = 32  # trims that a config tells apart; packs in storage ids older than those are copied anew
 MERGED_MAX: Final = 8  # changes that are merged into one that is under way: each is one more place to look at
+TO_EMPTY_TAG: Final = 6  # 16 bytes each: ids of removed backends of which whoever has a way to them deletes all
 _TARGET_BYTES: Final = 40
+_ID_BYTES: Final = 16
 
 
 class Former(NamedTuple):
@@ -105,9 +107,29 @@ def unmoved(config: Config) -> Config:
 
 def without(config: Config, backend_id: bytes) -> Config:
     """The same without this backend, and with a note that nobody is to ask it for what is to be moved."""
-    left = config.with_backends([b for b in config.backends if b.backend_id != backend_id])
+    left = removing(config, backend_id)
     tags = dict(left.tags) | {DEAD_TAG: b"".join(sorted(left.dead | {backend_id}))}
     return replace(left, tags=tuple(sorted(tags.items())))
+
+
+def removing(config: Config, backend_id: bytes, *, emptied: bool = False) -> Config:
+    """The same without this backend; where it is removed already, the note alone. `emptied`: it is to be emptied.
+
+    Else it is not to be, whatever a config before said: who removes a backend says what becomes of it.
+    """
+    left = config.with_backends([b for b in config.backends if b.backend_id != backend_id])
+    wanted = to_empty(left) - {backend_id} | ({backend_id} if emptied else set())
+    tags = {t: data for t, data in left.tags if t != TO_EMPTY_TAG}
+    if wanted:
+        tags[TO_EMPTY_TAG] = b"".join(sorted(wanted))
+    return replace(left, tags=tuple(sorted(tags.items())))
+
+
+def to_empty(config: Config) -> frozenset[bytes]:
+    """Ids of the removed backends that are to be emptied. One that is in use is none of them."""
+    data = dict(config.tags).get(TO_EMPTY_TAG, b"")
+    ids = frozenset(data[i : i + _ID_BYTES] for i in range(0, len(data), _ID_BYTES))
+    return ids - {b.backend_id for b in config.backends}
 
 
 def merged(old: Config, new: Config, *, since: Config | None = None) -> Config:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +24,7 @@ from metasync.keys.derive import derive
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects.model import ObjectKind
 from metasync.store import pack_format
-from metasync.store.pack_format import Footer, Header, Located, Segment
+from metasync.store.pack_format import DELTA, Delta, Footer, Header, Located, Segment
 from metasync.translators._base import Buffer, Chain, Context, IntegrityError
 
 SHRINKING_BYTES_MAX = 8 << 20  # of raw segments in or before a worker; keeps two cores busy
@@ -73,12 +73,13 @@ class SealedPack(NamedTuple):
     header: Header
     segments: tuple[Segment, ...]
     places: bytes
-    tags: Tags = ()  # the digests that its format asks for
+    tags: Tags = ()  # the digests that its format asks for, and the rows of its deltas
 
     @property
     def footer(self) -> Footer:
         """The same as values."""
-        return Footer(self.segments, pack_format.unpack_places(self.places))
+        rows = tuple(t for t in self.tags if t[0] in pack_format.DELTA_TAGS)
+        return Footer(self.segments, pack_format.unpack_places(self.places), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class _Shrunk:
     raw_bytes: int
     data: bytes
     places: bytes  # of its objects (`pack_place`)
+    deltas: Mapping[int, Delta] = field(default_factory=dict)  # by offset
 
     @property
     def count(self) -> int:
@@ -144,12 +146,15 @@ def seal_pack(
     parts = [header]
     table: list[Segment] = []
     places = bytearray()
+    deltas: dict[tuple[int, int], Delta] = {}
     for number, segment in enumerate(segments):
         stored = chain.seal(segment.data, form.context(header, h, number, segment.raw_bytes))
         parts.append(stored)
         table.append(Segment(len(stored), segment.raw_bytes, hashlib.sha256(stored).digest()))
         places += pack_format.in_segment(segment.places, number)
-    plain = pack_format.encode_packed_footer(tuple(table), bytes(places))
+        deltas.update(((number, offset), delta) for offset, delta in segment.deltas.items())
+    rows = pack_format.delta_tags(deltas)
+    plain = pack_format.encode_packed_footer(tuple(table), bytes(places), rows)
     at_footer = form.context(header, h, pack_format.FOOTER_NUMBER, len(plain))
     stored_footer = chain.seal(chain.shrink(plain, at_footer), at_footer)
     trailer = chain.seal(
@@ -163,8 +168,8 @@ def seal_pack(
         parts.append(chain.seal(bytes(padme(size) - size), at_padding))
     name, salt = _named(parts, salt, stored_footer + trailer, choose)
     data = b"".join((*parts, salt, stored_footer, trailer))
-    tags = tuple(sorted((KINDS[kind].tag, digest_of(kind, data)) for kind in form.digests))
-    return SealedPack(name, data, h, tuple(table), bytes(places), tags)
+    tags = sorted((KINDS[kind].tag, digest_of(kind, data)) for kind in form.digests)
+    return SealedPack(name, data, h, tuple(table), bytes(places), (*tags, *rows))
 
 
 def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | None) -> tuple[bytes, bytes]:
@@ -239,11 +244,11 @@ class Packer:
         self._shrinking: deque[tuple[int, Future[_Shrunk]]] = deque()
         self._shrinking_bytes = 0
         self._pack: list[_Shrunk] = []
-        self._pack_bytes = self._pack_objects = 0
+        self._pack_bytes = self._pack_objects = self._pack_deltas = 0
         self._sealing: deque[Future[SealedPack]] = deque()
 
-    def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        """Takes one object; blocks while too much is under way."""
+    def add(self, kind: ObjectKind, object_id: bytes, data: bytes, delta: Delta | None = None) -> None:
+        """Takes one object; blocks while too much is under way. With `delta`, `data` is the delta to its base."""
         if object_id in self.seen:
             return
         self.seen.add(object_id)
@@ -252,15 +257,15 @@ class Packer:
             raise ValueError(f"an object of {len(data)} bytes: no reader would unpack it")
         if len(data) >= limit:  # a large chunk travels alone; what gathered before it stays open
             alone = _Gathering()
-            alone.add(kind, object_id, data)
+            alone.add(kind, object_id, data, delta)
             self._shrink(alone)
             return
         gathering = self._open[kind is ObjectKind.BLOB]
         if gathering.size + len(data) > pack_format.SEGMENT_RAW_BYTES_MAX:
             self._shrink(gathering)
             gathering = self._open[kind is ObjectKind.BLOB] = _Gathering()
-        gathering.add(kind, object_id, data)
-        if gathering.size >= limit or len(gathering.parts) >= self._objects_max:
+        gathering.add(kind, object_id, data, delta)
+        if gathering.size >= limit or len(gathering.parts) >= self._objects_max or gathering.is_full:
             self._open[kind is ObjectKind.BLOB] = _Gathering()
             self._shrink(gathering)
 
@@ -303,7 +308,7 @@ class Packer:
         def run() -> _Shrunk:
             raw = gathering.parts[0] if len(gathering.parts) == 1 else b"".join(gathering.parts)
             context = Context(b"", 0, b"", len(raw), form.level)
-            return _Shrunk(len(raw), chain.shrink(raw, context), bytes(gathering.places))
+            return _Shrunk(len(raw), chain.shrink(raw, context), bytes(gathering.places), gathering.deltas)
 
         return run
 
@@ -314,14 +319,16 @@ class Packer:
 
     def _place(self, segment: _Shrunk) -> None:
         size = len(segment.data) + OBJECT_BYTES_OVERHEAD * segment.count
-        objects = self._pack_objects + segment.count
+        objects, deltas = self._pack_objects + segment.count, self._pack_deltas + len(segment.deltas)
         full = len(self._pack) >= pack_format.SEGMENTS_MAX or objects > pack_format.OBJECTS_MAX
+        full |= deltas > pack_format.DELTAS_MAX
         over = self._pack_bytes + size - self._pack_bytes_max
         if self._pack and (full or over > max(0, size - over)):
             self._seal()  # a segment goes where more of it fits, so that packs have their size on average
         self._pack.append(segment)
         self._pack_bytes += size
         self._pack_objects += segment.count
+        self._pack_deltas += len(segment.deltas)
 
     def _seal(self) -> None:
         if self._pack:
@@ -330,7 +337,7 @@ class Packer:
             salt = self.entropy(SALT_BYTES) if choose is not None else b""
             parts = _taken(segments)
             self._sealing.append(self.work(lambda: seal_pack(parts, form, random, salt=salt, choose=choose)))
-            self._pack, self._pack_bytes, self._pack_objects = [], 0, 0
+            self._pack, self._pack_bytes, self._pack_objects, self._pack_deltas = [], 0, 0, 0
         while self._sealing and (len(self._sealing) > SEALING_MAX or self._sealing[0].done()):
             self.emit(self._sealing.popleft().result())
 
@@ -342,9 +349,17 @@ class _Gathering:
     places: bytearray = field(default_factory=bytearray)  # `pack_place` of each part
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
+    deltas: dict[int, Delta] = field(default_factory=dict)  # by offset
 
-    def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        self.places += pack_format.pack_place(kind, object_id, self.size, len(data))
+    @property
+    def is_full(self) -> bool:
+        return len(self.deltas) >= pack_format.DELTAS_MAX
+
+    def add(self, kind: ObjectKind, object_id: bytes, data: bytes, delta: Delta | None) -> None:
+        encoding = pack_format.WHOLE if delta is None else DELTA
+        self.places += pack_format.pack_place(kind, object_id, self.size, len(data), encoding)
+        if delta is not None:
+            self.deltas[self.size] = delta
         self.parts.append(data)
         self.size += len(data)
 
@@ -354,7 +369,7 @@ class _Gathering:
         for place, data in zip(pack_format.unpack_places(bytes(self.places)), self.parts, strict=True):
             if out[-1].parts and (place.offset + place.length / 2) * pieces >= self.size * len(out):
                 out.append(_Gathering())
-            out[-1].add(place.kind, place.id, data)
+            out[-1].add(place.kind, place.id, data, self.deltas.get(place.offset))
         return out
 
 
@@ -400,12 +415,15 @@ def read_segment(
 def read_objects(
     raw: Buffer, located: Iterable[Located], check: Callable[[ObjectKind, bytes | memoryview], bytes]
 ) -> Iterator[tuple[Located, memoryview]]:
-    """The objects asked for of one raw segment, each checked against its id (check twice: architecture.md, D10)."""
+    """The objects asked for of one raw segment, each checked against its id (check twice: architecture.md, D10).
+
+    A delta is checked by whoever opens it: here its own bytes are given.
+    """
     view = memoryview(raw)
     for item in located:
-        if item.encoding:
-            raise UpgradeError("an object is stored as a delta", next_step="Upgrade metasync, then try again.")
+        if item.encoding > DELTA:
+            raise UpgradeError("an object is stored in a newer way", next_step="Upgrade metasync, then try again.")
         data = view[item.offset : item.offset + item.length]
-        if check(item.kind, data) != item.id:
+        if item.encoding != DELTA and check(item.kind, data) != item.id:
             raise DamagedError(f"object {item.id.hex()[:16]} is not what its id says, though its pack is intact")
         yield item, data

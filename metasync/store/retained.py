@@ -106,11 +106,10 @@ class Retained(NamedTuple):
                 joined[-1] = joined[-1][0], max(last, joined[-1][1])
             else:
                 joined.append((first, last))
-        left = [(v, snapshot) for v, snapshot in ascending if v in stay or v == ascending[-1][0]]
         out: list[Dropped] = []
-        for first, last in joined:
-            at = bisect_right(left, first - 1, key=lambda push: push[0])
-            out.append(Dropped(first, last, left[at - 1][1] if at else NO_SNAPSHOT))
+        for first, last in joined:  # the push below it stays: else it were joined with that one's
+            at = bisect_right(ascending, first - 1, key=lambda push: push[0])
+            out.append(Dropped(first, last, ascending[at - 1][1] if at else NO_SNAPSHOT))
         return self._replace(dropped=tuple(out))
 
 

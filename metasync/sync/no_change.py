@@ -45,10 +45,11 @@ _TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES
 class Begun(NamedTuple):
     """A push that has something to do, or may have.
 
-    `look`: its look for news, which is under way or has ended (`agreement.looking`); `walk`: if it has been made.
+    `look`: its look for news, which is under way or has ended (`agreement.looking`); None: this process decided the
+    newest version itself, and holds the next one's first round. `walk`: if it has been made.
     """
 
-    look: Callable[[], State]
+    look: Callable[[], State] | None
     walk: Walk | None
 
 
@@ -59,10 +60,10 @@ def may_be(s: Session) -> bool:
     return quiet and s.config.logs_suffice and nothing_left(s.db, s.tree, known.epoch)
 
 
-def push(s: Session, look: Callable[[], State]) -> PushReport | Begun:
+def push(s: Session, look: Callable[[], State] | None) -> PushReport | Begun:
     """What a push reports that finds nothing changed, here or elsewhere; else what it is to go on with.
 
-    `look` is under way, and waited for where nothing has changed here. `NoQuorumError`.
+    `look` is under way, and waited for where nothing has changed here; None: begun then. `NoQuorumError`.
     """
     base = s.base_state()
     root = _tree_root(s, base)
@@ -70,7 +71,9 @@ def push(s: Session, look: Callable[[], State]) -> PushReport | Begun:
         return Begun(look, None)
     s.listener(Phase("scan"))
     walk = walk_index(s.tree, s.db, root)
-    if walk is None or not walk.is_quiet or agreement.told(s, look).hash != base.hash:
+    if walk is None or not walk.is_quiet:
+        return Begun(look, walk)
+    if (agreement.ask_newest(s) if look is None else agreement.told(s, look)).hash != base.hash:
         return Begun(look, walk)
     return PushReport(None, Changes(), down=dict(s.down))
 

@@ -24,6 +24,7 @@ from metasync.local.state_keys import (
     REPLACED,
     SURPLUS_KEY,
     UNFINISHED_KEY,
+    WIPE_KEY,
     Conflict,
 )
 from metasync.session import agreement
@@ -95,7 +96,7 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
                 work.connections.close()  # what they know may be old by now
             first = False
     c = work.connections
-    has_upkeep = c.config.prev_config is not None or c.db.has(MENDING_KEY) or c.db.has(SURPLUS_KEY)
+    has_upkeep = c.config.prev_config is not None or any(c.db.has(key) for key in (MENDING_KEY, SURPLUS_KEY, WIPE_KEY))
     if not dry_run and (has_upkeep or is_turn_to_read(c)):
         work.upkeep()
     return report
@@ -117,7 +118,8 @@ def _push(
     with work.begun("push", first=first) as s, contextlib.ExitStack() as stack:
         begun, is_quiet = None, no_change.may_be(s)
         if is_quiet and not dry_run and durability is None:
-            found = no_change.push(s, stack.enter_context(agreement.looking(s)))
+            look = None if agreement.need_not_ask(s) else stack.enter_context(agreement.looking(s))
+            found = no_change.push(s, look)
             if not isinstance(found, no_change.Begun):
                 return found
             begun = found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from metasync.consensus import JOURNAL_KEY, Change, Decided, Ref, State
-from metasync.errors import MetaSyncError, NoQuorumError, UsageError, WorkspaceError
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.keys.device_set import expired
 from metasync.local import settings
@@ -203,6 +203,8 @@ class _Push:
                 if isinstance(e, GiveWay) and self.turns is not None:
                     e.save = lambda: self.packing.save(LAST_PACKS_S)
                     self.turns.chunks.update(self.packing.chunks)
+                if isinstance(e, BackendError):
+                    self._doubt_quorum()
                 raise
             if isinstance(outcome, PushReport):
                 return outcome, self.packing.upload
@@ -323,8 +325,14 @@ class _Push:
         return Change(op_id=self.op_id, master=master, index=index, devices=devices, adding=adding), odd
 
     def agree(self, base: Agreed, change: Change) -> Decided:
+        self._doubt_quorum()
         self.proposing = True  # from here on others may name the packs: the journal knows of them
         return agreement.propose(self.s, base.state, change)
+
+    def _doubt_quorum(self) -> None:
+        """Where a store was emptied it is not taken for granted that a quorum is left. `NoQuorumError`."""
+        if self.s.transfer.strange and not self.asked:
+            agreement.ask_newest(self.s)
 
     def record(self, base: Agreed, state: State, here: Here, upload: Upload, tree_root: bytes | None) -> None:
         """Notes what was agreed, and tells the others meanwhile."""

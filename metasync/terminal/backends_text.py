@@ -135,6 +135,9 @@ def rebalance(r: RebalanceReport) -> list[str]:
     copied, deleted = ("Would copy", "Would delete") if r.dry_run else ("Copied", "Deleted")
     lines = [f"{copied} {_share(x)} to {x.backend}." for x in r.sent]
     lines += [f"{deleted} {_share(x)} from {x.backend}." for x in r.freed]
+    lines += [
+        f"Deleted {count(x.copies, 'object')} ({size(x.bytes)}) from {x.backend}, which is removed." for x in r.emptied
+    ]
     if r.dry_run:
         return lines or ["Nothing to move: all is where it belongs."]
     if r.version is not None:
@@ -144,6 +147,7 @@ def rebalance(r: RebalanceReport) -> list[str]:
     lines += moving(r.left)
     lines += [f"{name} keeps it from its end: {why.removeprefix(f'{name}: ')}" for name, why in r.waiting]
     lines += [f"{name} may hold surplus copies still: {why.removeprefix(f'{name}: ')}" for name, why in r.unfreed]
+    lines += [f"{name} is not empty yet: {why.removeprefix(f'{name}: ')}" for name, why in r.unemptied]
     if r.lost:
         lines.append(alarm(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend: metasync check"))
     return lines if r.is_whole or r.left.packs else [*lines, "Next: metasync rebalance"]

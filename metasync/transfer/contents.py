@@ -8,18 +8,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from metasync.errors import DamagedError, FormatError, MetaSyncError
 from metasync.objects.directory import Needs
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Runner, Urgency
 from metasync.store.index import Index, PackRecord
-from metasync.store.pack_format import Located
+from metasync.store.pack_format import DELTA, WHOLE, Located
 from metasync.transfer import download as headstart
 from metasync.transfer.copies import Transfer
 from metasync.transfer.download import Deliver, Download
 from metasync.transfer.schedule import AT_ONCE_LEAST
+
+if TYPE_CHECKING:
+    from metasync.transfer.opening import Opening
 
 PACKS_IN_FLIGHT = AT_ONCE_LEAST  # being fetched at a time, where there are so many
 WHOLE_BYTES_MAX = 128 << 10  # of a pack that is read as a whole with its trees: its files are wanted next, as a rule
@@ -36,6 +39,23 @@ class ObjectCache(Protocol):
 
     def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]: ...
     def put_objects(self, items: Iterable[tuple[bytes, int, bytes]]) -> None: ...
+
+
+class Bases(Protocol):
+    """Where the bytes of chunks are kept on this device that others may be stored as deltas of; may forget anything."""
+
+    def __contains__(self, object_id: object) -> bool: ...
+    def get(self, object_id: bytes) -> bytes | None: ...
+
+
+class NoBases:
+    """None are kept."""
+
+    def __contains__(self, object_id: object) -> bool:
+        return False
+
+    def get(self, object_id: bytes) -> bytes | None:
+        return None
 
 
 @dataclass(eq=False)
@@ -55,19 +75,21 @@ class Contents:
     at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] = field(default_factory=dict)
     along: dict[bytes, bytes] = field(default_factory=dict, kw_only=True)
     newer: Callable[[], tuple[Index, Transfer] | None] = field(default=lambda: None, kw_only=True)
+    bases: Bases = field(default_factory=NoBases, kw_only=True)
     has_asked: bool = field(default=False, init=False)  # for a newer index
     may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
     has_begun: bool = field(default=False, init=False)
     _later: tuple[Index, Transfer] | None = field(default=None, init=False)
+    _bad: set[tuple[int, bytes, bytes]] = field(default_factory=set, init=False)  # deltas that gave something else
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
         return object_id in self.at_hand or object_id in self.index
 
     def size_of(self, object_id: bytes) -> int:
-        """The size of an object in bytes, by the index; 0 if the index does not name it."""
+        """The size of an object in bytes, by the index; 0 if the index does not name it, or knows deltas alone."""
         places = self.index.find(object_id)
-        return places[0][1].length if places else 0
+        return next((located.length for _, located in places if located.encoding == WHOLE), 0)
 
     def begin_ahead(self, busy: Collection[str] = ()) -> None:
         """Begins to fetch packs that a clone will want, from backends that are not busy: see `download.begin`."""
@@ -156,21 +178,21 @@ class Contents:
             ids = [i for i in ids if i in self.index]
         urgency = Urgency.NOW if neighbours else Urgency.SOON
         beside = self.begin_ahead if self.may_begin and neighbours else None
-        download = Download(self.transfer, self.runner, deliver, urgency, beside)
-        lost: set[tuple[int, bytes]] = set()
+        asked = set(ids)
+        some = _Wanted(self, asked, deliver, on_lost, takes_all=neighbours)
+        download = Download(self.transfer, self.runner, some.take, urgency, beside)
 
         def want(wanted: Iterable[bytes]) -> None:
-            for record, located in self.plan(wanted, lost).values():
+            for record, located in some.plan(wanted).values():
                 download.want(record, self._with_neighbours(record, located) if neighbours else located)
 
-        asked = set(ids)
         elsewhere: list[bytes] = []  # perhaps, by a newer index
         want(ids)
         with contextlib.closing(download.run()) as losses:
             for record, objects, error in losses:
-                lost.add((record.generation, record.name))
-                missed = [o.id for o in objects if o.id in asked]  # neighbours were taken along and are not missed
-                if gone := [i for i in missed if not self._places(i, lost)]:
+                some.lost.add((record.generation, record.name))
+                missed = some.missed(objects)  # neighbours were taken along and are not missed
+                if gone := [i for i in missed if not some.can_be_had(i)]:
                     if isinstance(error, DamagedError) and (elsewhere or self._newer_index() is not None):
                         elsewhere += gone
                     else:
@@ -179,10 +201,13 @@ class Contents:
                         if on_lost is None:
                             raise error
                         on_lost(gone, error)
+                    some.given_up.update(gone)
                 want(i for i in missed if i not in gone)
         if elsewhere and (later := self._newer_index()) is not None:
             (self.index, self.transfer), self._later = later, None
             self.fetch(elsewhere, deliver, neighbours=neighbours, on_lost=on_lost)
+        if again := some.again():
+            self.fetch(again, deliver, on_lost=on_lost)
 
     def _newer_index(self) -> tuple[Index, Transfer] | None:
         """The newest index, and where its packs lie by now, where one is another."""
@@ -193,32 +218,178 @@ class Contents:
     def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
         """Objects to fetch with `located`: all of a small pack, its trees if small, else all in the same segments."""
         if record.size <= WHOLE_BYTES_MAX:
-            return self.index.inside(record)
+            return [o for o in self.index.inside(record) if o.encoding == WHOLE]
         trees = self.index.inside(record, blobs=False)
         if sum(record.segments[i].stored_bytes for i in {o.segment for o in trees}) <= TREES_BYTES_MAX:
             return trees
         read = {o.segment for o in located}
-        return [o for o in self.index.inside(record) if o.segment in read]
+        return [o for o in self.index.inside(record) if o.segment in read and o.encoding == WHOLE]
 
     def _take_along(self, located: Located, data: memoryview) -> None:
         if sum(map(len, list(self.along.values()))) + len(data) <= ALONG_BYTES_MAX:
             self.along[located.id] = bytes(data)
 
-    def _places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
-        return [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]
+    def places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
+        """Where an object may be read, in packs that are not `lost`."""
+        places = [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]
+        if self._bad:
+            places = [p for p in places if (p[0].generation, p[0].name, object_id) not in self._bad]
+        return places
 
     def plan(
         self, ids: Iterable[bytes], lost: Container[tuple[int, bytes]] = ()
     ) -> dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]:
         """Chooses the packs to read, without `lost` ones; packs that are needed anyway are preferred."""
+        wanted = _Wanted(self, frozenset(), lambda _: None, None)
+        wanted.lost = lost
+        return wanted.plan(ids)
+
+    def gave_another(self, record: PackRecord, object_id: bytes) -> None:
+        """Notes that a delta does not give what its id says: it is not read again."""
+        self._bad.add((record.generation, record.name, object_id))
+
+    def unreadable(self, object_id: bytes) -> DamagedError:
+        """Why an object cannot be had though no backend was asked for it."""
+        if not self._bad or object_id not in self.index:
+            return _in_no_pack(object_id)
+        error = DamagedError(
+            f"object {object_id.hex()[:16]} is stored as a delta, and what comes of it is not what its id says",
+            next_step="`metasync check --read-data` tells what else is wrong.",
+        )
+        error.objects = (object_id,)
+        return error
+
+
+class _Wanted:
+    """What one download is to bring, with the deltas in it. `takes_all`: neighbours are delivered too."""
+
+    def __init__(
+        self,
+        contents: Contents,
+        asked: Container[bytes],
+        deliver: Deliver,
+        on_lost: OnLost | None,
+        *,
+        takes_all: bool = False,
+    ) -> None:
+        self._contents = contents
+        self._asked = asked
+        self._deliver = deliver
+        self._on_lost = on_lost
+        self._takes_all = takes_all
+        self._opening: Opening | None = None  # once there is a delta
+        self._not_here: set[bytes] = set()  # of the bases that seemed to be
+        self._later: list[bytes] = []
+        self.lost: Any = set[tuple[int, bytes]]()
+        self.given_up: set[bytes] = set()
+
+    def take(self, objects: Sequence[tuple[Located, memoryview]]) -> None:
+        """What arrived, from a worker thread."""
+        if self._takes_all:
+            self._deliver([(o, data) for o, data in objects if o.encoding == WHOLE])
+        elif self._opening is not None:
+            self._opening.take(objects)
+        else:
+            self._deliver(objects)
+
+    def plan(self, ids: Iterable[bytes]) -> dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]:
+        """Chooses the packs to read; what can be had from nowhere ends it, or is told."""
         plan: dict[tuple[int, bytes], tuple[PackRecord, list[Located]]] = {}
+        deltas: list[bytes] = []
         for object_id in dict.fromkeys(ids):
-            places = self._places(object_id, lost)
-            if not places:
-                raise _in_no_pack(object_id)
-            record, located = next((p for p in places if (p[0].generation, p[0].name) in plan), places[0])
+            places = self._contents.places(object_id, self.lost)
+            whole = [p for p in places if p[1].encoding != DELTA]
+            if not whole:
+                if places:
+                    deltas.append(object_id)
+                else:
+                    self._cannot(object_id)
+                continue
+            record, located = next((p for p in whole if (p[0].generation, p[0].name) in plan), whole[0])
             plan.setdefault((record.generation, record.name), (record, []))[1].append(located)
+        if deltas:
+            self._plan_deltas(deltas, plan)
         return plan
+
+    def _plan_deltas(
+        self, ids: Sequence[bytes], plan: dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]
+    ) -> None:
+        """Adds the deltas of blobs, and what they are made of: all of a chain is fetched at once."""
+        from metasync.store.deltas import Chains
+        from metasync.transfer.opening import Opening
+
+        contents = self._contents
+        if self._opening is None:
+            self._opening = Opening(contents.transfer.check, self._asked, self._deliver)
+        opening = self._opening
+        chains = Chains(lambda i: contents.places(i, self.lost), self._is_here)
+        planned = {(key, o) for key, (_, located) in plan.items() for o in located}
+        for object_id in ids:
+            chain = chains.of(object_id)
+            while chain is not None and (base := chain[-1].delta) is not None and base.base not in opening.bases:
+                if (data := self._base(base.base)) is not None:
+                    opening.bases[base.base] = data
+                else:
+                    chains = Chains(lambda i: contents.places(i, self.lost), self._is_here)
+                    chain = chains.of(object_id)
+            if chain is None:
+                self._cannot(object_id)
+                continue
+            if not opening.expect(chain):
+                self._later.append(object_id)
+                continue
+            for link in chain:
+                key = link.record.generation, link.record.name
+                if (key, link.located) not in planned:
+                    planned.add((key, link.located))
+                    plan.setdefault(key, (link.record, []))[1].append(link.located)
+
+    def _cannot(self, object_id: bytes) -> None:
+        """An object can be had from nowhere."""
+        error = self._contents.unreadable(object_id)
+        if self._on_lost is None:
+            raise error
+        self._on_lost([object_id], error)
+        self.given_up.add(object_id)
+
+    def _is_here(self, object_id: bytes) -> bool:
+        """Whether a base seems to be kept on this device."""
+        return object_id not in self._not_here and object_id in self._contents.bases
+
+    def _base(self, object_id: bytes) -> bytes | None:
+        """The bytes of a base that is kept on this device; None where it is not, after all."""
+        data = self._contents.bases.get(object_id)
+        if data is None or self._contents.transfer.check(ObjectKind.BLOB, data) != object_id:
+            self._not_here.add(object_id)
+            return None
+        return data
+
+    def missed(self, objects: Iterable[Located]) -> list[bytes]:
+        """What is asked for and was to come of these objects."""
+        ids = (o.id for o in objects)
+        if self._opening is not None:
+            ids = (i for o in objects for i in self._opening.resting_on(o.id))
+        return [i for i in dict.fromkeys(ids) if i in self._asked]
+
+    def can_be_had(self, object_id: bytes) -> bool:
+        """Whether an object has a place that may still be read."""
+        places = self._contents.places(object_id, self.lost)
+        if not places or any(located.encoding != DELTA for _, located in places):
+            return bool(places)
+        from metasync.store.deltas import Chains
+
+        return Chains(lambda i: self._contents.places(i, self.lost), self._is_here).of(object_id) is not None
+
+    def again(self) -> list[bytes]:
+        """What another download is to bring: what had no room here, and what came of no delta that was read."""
+        if self._opening is None:
+            return []
+        for link in self._opening.failed:
+            self._contents.gave_another(link.record, link.located.id)
+        missing = [i for i in self._opening.missing if i not in self.given_up]
+        if missing and not self._opening.failed:
+            raise self._contents.unreadable(missing[0])
+        return [*self._later, *missing]
 
 
 class NotNamedError(DamagedError):

@@ -19,7 +19,7 @@ from metasync.config import Config
 from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work, patience_s
+from metasync.runtime.effects import Gather, Op, Reply, Task, Urgency, Work, patience_s
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.packs import PackFormat, SealedPack
@@ -215,6 +215,8 @@ class Transfer:
     estimates: Estimates = field(default_factory=Estimates)
     room: Room = field(default_factory=Room)
     before: Placement | None = None  # by which older packs lie, until they are moved
+    doubted: dict[str, Callable[[], Task]] = field(default_factory=dict)  # until one says "": see `_put`
+    strange: set[str] = field(default_factory=set)  # backends that turned out to be other stores, or to be silent
     begun: dict[tuple[int, bytes], Begun] = field(default_factory=dict)  # on their way before they were wanted
 
     def order(self, name: bytes) -> list[Place]:
@@ -351,6 +353,19 @@ class Transfer:
         return (yield from self._put(place, cargo))
 
     def _put(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
+        """Puts a copy, and asks beside that whether the store is the one that is meant, where that is in doubt."""
+        ask = self.doubted.get(place.name)
+        if ask is None:
+            return (yield from self._put_there(place, cargo))
+        got = yield Gather({"put": self._put_there(place, cargo), "doubt": ask()})
+        if got["doubt"]:
+            self.down[place.name] = UnreachableError(got["doubt"])
+            self.strange.add(place.name)
+            return False
+        self.doubted.pop(place.name, None)
+        return bool(got["put"])
+
+    def _put_there(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
         size = len(cargo.data)
         path = pack_path(place.storage_ids[-1], cargo.generation, cargo.name)
         op = Op(place.name, "put", path, cargo.data, timeout_s=patience_s(size), urgency=cargo.urgency)

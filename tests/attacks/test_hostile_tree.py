@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attack_kit import NO_BLOB, insider, named
 from workspace_kit import Lab, tree_of, write
 
 from metasync.checkout.staging import remove
-from metasync.errors import DamagedError, WorkspaceError
+from metasync.errors import DamagedError, UnreadableError, WorkspaceError
 from metasync.local import memory
-from metasync.objects import walk
+from metasync.objects import walk, walk_large
 from metasync.objects.model import DEPTH_MAX, Entry, Kind
+from metasync.session import unreadable
 from metasync.terminal import sync_text
 from metasync.workspace import Workspace
 from metasync.worktree import merge_walk
@@ -249,7 +251,10 @@ def clear(directory: Path, name: bytes) -> None:
 def test_few_directories_that_say_very_many_paths_are_refused(
     pair: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve directories say a million paths. Pull and clone refuse them by a sentence, before the folder changes."""
+    """Twelve directories say a million paths. Pull and clone refuse them by a sentence, before the folder changes.
+
+    The pull does not go through them for directories that are lost, as none is.
+    """
     victim, mallory = pair
     with insider(mallory) as m:
         below = m.directory()
@@ -258,6 +263,7 @@ def test_few_directories_that_say_very_many_paths_are_refused(
         m.commit(below)
     monkeypatch.setattr(walk, "TREE_BYTES_SURE", 1 << 20)
     monkeypatch.setattr(memory, "_free_memory", lambda: 8 << 20)
+    monkeypatch.setattr(unreadable, "OPENED_MAX", None)  # a first directory would be compared with it
     before = tree_of(victim.directory)
     with pytest.raises(DamagedError, match="more paths than this device has memory for"):
         victim.pull()
@@ -266,6 +272,31 @@ def test_few_directories_that_say_very_many_paths_are_refused(
     with pytest.raises(WorkspaceError, match="are free"):
         lab.clone(lab.urls("a", kind="memory"), device="third")
     assert tree_of(lab.root / "third") == {}
+
+
+def test_the_search_for_lost_directories_among_very_many_paths_ends(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few directories say very many paths, and one of them is nowhere. The pull names as many as it finds soon."""
+    victim, mallory = pair
+    opened: list[bytes] = []
+    compare = walk_large.compare
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        told = kwargs.pop("opened")
+        return compare(*args, **kwargs, opened=lambda path: (opened.append(path), told(path)))
+
+    monkeypatch.setattr(walk_large, "compare", counted)
+    monkeypatch.setattr(unreadable, "OPENED_MAX", 100)
+    with insider(mallory) as m:
+        below = m.directory()
+        for _ in range(4):
+            below = m.directory(*(named(b"%d" % n, Kind.DIR, below, mode=0o755) for n in range(4)))
+        lost = named(b"!lost", Kind.DIR, bytes(range(32)), mode=0o755)
+        m.commit(m.directory(lost, *(named(b"%d" % n, Kind.DIR, below, mode=0o755) for n in range(4))))
+    with pytest.raises(UnreadableError, match=r"what is in !lost/? is not known"):
+        victim.pull()
+    assert len(opened) == 101
 
 
 def test_set_id_and_sticky_bits_come_only_where_they_are_asked_for(pair: tuple[Workspace, Workspace]) -> None:

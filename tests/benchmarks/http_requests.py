@@ -27,16 +27,20 @@ _CHUNKED = re.compile(rb"\ntransfer-encoding:[^\n]*\bchunked[ \t]*\r?(?:\n|\Z)")
 _EXPECT = re.compile(rb"\nexpect:[ \t]*100-continue[ \t]*\r?(?:\n|\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _STATUS_BYTES = len(b"HTTP/1.1 1")
+_NAME = re.compile(r"[0-9a-f]{16,}")  # in a path: random names and digests
+_NUMBER = re.compile(r"(?<=/)[0-9]+(?=/|$)")
 
 
 class RequestStream:
     """`feed` takes what the client sent, `answered` what the server did; `methods` holds the requests begun so far.
 
-    A request counts once its whole head has been sent. `line` is the request line of the last one.
+    A request counts once its whole head has been sent. `line` is the request line of the last one. `targets` counts by
+    method and path, with a star in the place of each digest and a # for each number: so there are few of them.
     """
 
     def __init__(self) -> None:
         self.methods: Counter[str] = Counter()
+        self.targets: Counter[str] = Counter()
         self.line = b""
         self.opaque = False
         self.awaits_answer = False  # `answered` need not be called while this is false
@@ -89,6 +93,10 @@ class RequestStream:
             return b""
         self.methods[line[1].decode()] += 1
         self.line = line[0]
+        method, target = line[0].decode().split(" ")[:2]
+        path, has_query, query = target.partition("?")
+        asks_for_list = has_query and "list-type=" in query
+        self.targets[f"{'LIST' if asks_for_list else method} {_NUMBER.sub('#', _NAME.sub('*', path))}"] += 1
         fields = head.lower()
         length = _LENGTH.search(fields)
         if _CHUNKED.search(fields):

@@ -76,9 +76,13 @@ class Line:
 
 @dataclass
 class Counted:
-    """What has gone through to one backend. `opaque` connections were no HTTP/1: their requests are not counted."""
+    """What has gone through to one backend. `opaque` connections were no HTTP/1: their requests are not counted.
+
+    `requests` are counted by method, `targets` by what was asked for (`RequestStream`).
+    """
 
     requests: Counter[str] = field(default_factory=Counter)
+    targets: Counter[str] = field(default_factory=Counter)
     up_bytes: int = 0
     down_bytes: int = 0
     connections: int = 0
@@ -88,6 +92,7 @@ class Counted:
         """What came after `before` was taken."""
         return Counted(
             self.requests - before.requests,
+            self.targets - before.targets,
             self.up_bytes - before.up_bytes,
             self.down_bytes - before.down_bytes,
             self.connections - before.connections,
@@ -122,12 +127,15 @@ class Backend:
     def closed(self, stream: RequestStream) -> None:
         self._streams.remove(stream)
         self._ended.requests += stream.methods
+        self._ended.targets += stream.targets
         self._ended.opaque += stream.opaque
 
     def counted(self) -> Counted:
-        out = Counted(Counter(self._ended.requests), connections=self._ended.connections, opaque=self._ended.opaque)
+        ended = self._ended
+        out = Counted(Counter(ended.requests), Counter(ended.targets), 0, 0, ended.connections, ended.opaque)
         for stream in self._streams:
             out.requests += stream.methods
+            out.targets += stream.targets
             out.opaque += stream.opaque
         out.up_bytes, out.down_bytes = self.up.carried_bytes, self.down.carried_bytes
         return out
@@ -323,7 +331,10 @@ class Proxy:
 
     def counted(self) -> list[Counted]:
         """What has gone through to each target so far."""
-        return [Counted(**{**c, "requests": Counter(c["requests"])}) for c in self._ask()["counted"]]
+        return [
+            Counted(**{**c, "requests": Counter(c["requests"]), "targets": Counter(c["targets"])})
+            for c in self._ask()["counted"]
+        ]
 
     def cpu_s(self) -> float:
         """The CPU seconds that the proxy has used so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from heal import scrub
+from heal import index, scrub
 
 
 @pytest.mark.long
@@ -13,3 +13,12 @@ def test_the_rows_of_scrubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("METASYNC_KEYRING", "off")
     missed = [row for row in scrub.rows(tmp_path, 200) if not row[3]]
     assert missed == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc, which tells the most memory")
+def test_the_rows_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "SHAPES", (index.Shape(packs=40, segments=2, objects=5, together=15),))
+    found = list(index.rows(tmp_path))
+    assert [row for row in found if not row[3]] == []
+    assert len(found) == 1 + len(index.STEPS)

@@ -420,9 +420,16 @@ def test_nothing_is_altered_and_all_is_counted(recorder: Recorder, shape: dict[s
     assert sorted(recorder.heard) == sorted([*sent, sent[0]])
     assert got == [recorder.say] * 7
     assert before == shaping.Counted(
-        Counter(GET=6, PUT=6), up_bytes=sum(map(len, sent)), down_bytes=6 * len(recorder.say), connections=6
+        Counter(GET=6, PUT=6),
+        before.targets,
+        up_bytes=sum(map(len, sent)),
+        down_bytes=6 * len(recorder.say),
+        connections=6,
     )
-    assert more == shaping.Counted(Counter(GET=1, PUT=1), len(sent[0]), len(recorder.say), 1)
+    assert more == shaping.Counted(
+        Counter(GET=1, PUT=1), more.targets, up_bytes=len(sent[0]), down_bytes=len(recorder.say), connections=1
+    )
+    assert more.targets.total() == 2
     assert idle == shaping.Counted()
 
 

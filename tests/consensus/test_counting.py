@@ -19,7 +19,9 @@ from metasync.consensus.proposer import look_around
 from metasync.consensus.records import log_replay
 from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.era import Tombstone
 from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.state import ZERO_HASH
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.runtime.effects import Op, Reply
 
@@ -449,3 +451,50 @@ def test_a_value_is_certain_where_no_other_can_have_been_decided_below_it(
     instance = logs.read()
     assert instance.decided() == logs.x
     assert instance.is_certain(logs.x) is is_certain
+
+
+@pytest.mark.parametrize(
+    ("prepared", "votes", "emptied", "down", "is_bound"),
+    [
+        ({1: "ab"}, {1: "a"}, "c", "", True),  # each quorum that is left has a, or one that promised a later round
+        ({1: "ab"}, {1: "a"}, "", "c", False),  # c may hold a vote for another one
+        ({1: "ab"}, {1: "a"}, "b", "c", False),  # and with c out of reach no quorum was read
+        ({2: "b"}, {1: "a"}, "c", "", False),  # no quorum can have promised round 1: the vote is none
+        ({1: "ab", 2: "ab"}, {1: "a", 2: "b"}, "c", "", False),  # in round 2 b voted for another one
+        ({1: "ab"}, {}, "c", "", False),
+    ],
+)
+def test_a_value_is_bound_where_all_that_it_lacks_was_emptied(
+    prepared: dict[int, str], votes: dict[int, str], emptied: str, down: str, is_bound: bool
+) -> None:
+    """Rule 1.8: then no proposer can have another one decided, though a quorum of votes for it is never seen again."""
+    logs = Logs()
+    y = logs.proposer.lie(logs.base, b"y...")
+    for n in (1, 2):
+        logs.prepare(prepared.get(n, ""), n)
+        logs.accept(votes.get(n, ""), n, y if n == 2 else logs.x)
+    for name in emptied:
+        logs.world.stores[name].clear()
+    logs.world.down = {*down}
+    assert logs.read().is_bound(logs.x) is is_bound
+
+
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_a_value_is_not_bound_by_acceptors_that_were_retired(is_retired: bool) -> None:
+    """Rule 1.8: the record of the restart tells what goes on from this version. They were not emptied."""
+    logs = Logs()
+    logs.prepare("ab", 1)
+    logs.accept("a", 1, logs.x)
+    logs.world.stores["c"].clear()
+    instance = logs.read()
+    instance.acceptors[logs.ws.acceptor_of("c")].memory.tombstone = Tombstone(1, ZERO_HASH) if is_retired else None
+    assert instance.is_bound(logs.x) is not is_retired
+
+
+def test_a_value_without_a_vote_is_not_bound_whatever_was_emptied_since() -> None:
+    """What is known of a backend is shared: another look may find two of them emptied after this one read all logs."""
+    logs = Logs()
+    instance = logs.read()
+    for name in "bc":
+        instance.acceptors[logs.ws.acceptor_of(name)].memory.replaced = "its birth object is missing: it was emptied"
+    assert not instance.is_bound(logs.x)

@@ -73,6 +73,23 @@ def test_an_object_has_a_bound_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> N
         held(RecordKind.META, bytes(9000))
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "error"),
+    [
+        (RecordKind.META, b"\x02" * 512, UpgradeError),  # what was agreed names its hash: it is whole, and newer
+        (RecordKind.CONST, b"\x02" * 512, UpgradeError),
+        (RecordKind.STATE, b"\x02" * 512, FormatError),  # anybody may have put it there: no reason to stop
+        (RecordKind.STATES, b"\x02" * 512, FormatError),
+        (RecordKind.META, b"", FormatError),
+    ],
+)
+def test_a_newer_format_is_told_only_of_what_is_agreed(
+    kind: RecordKind, data: bytes, error: type[FormatError] | type[UpgradeError]
+) -> None:
+    with pytest.raises(error):
+        open_object(KEYS, kind, data)
+
+
 # ---- where it is put and found
 
 

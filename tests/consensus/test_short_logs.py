@@ -142,8 +142,8 @@ def test_an_emptied_acceptor_is_left_alone(floors: Floors) -> None:
 # ---- what is deleted
 
 
-def deletes(store: Callable[[Op], Reply]) -> tuple[bool, list[str]]:
-    """What the deletion of a folder comes to, and the names that were to go."""
+def deletes(store: Callable[[Op], Reply]) -> tuple[int | None, list[str]]:
+    """How many entries the deletion of a folder leaves (None: it refuses), and the names that were to go."""
     world, gone = World(1, ["a"]), []
 
     def answer(_: str, op: Op, __: Store) -> Reply:
@@ -161,25 +161,45 @@ class Item:
 
 
 def test_a_folder_that_is_not_there_is_deleted() -> None:
-    assert deletes(lambda _: Reply(error=NotFoundError("none"))) == (True, [])
+    assert deletes(lambda _: Reply(error=NotFoundError("none"))) == (0, [])
 
 
 def test_a_folder_that_cannot_be_listed_is_not() -> None:
-    assert deletes(lambda _: Reply(error=UnreachableError("busy"))) == (False, [])
+    assert deletes(lambda _: Reply(error=UnreachableError("busy"))) == (None, [])
 
 
-@pytest.mark.parametrize(("error", "done"), [(None, True), (NotFoundError("gone"), True), (RefusedError("no"), False)])
-def test_a_folder_is_deleted_when_nothing_in_it_is_left(error: Exception | None, done: bool) -> None:
+@pytest.mark.parametrize(("error", "left"), [(None, 0), (NotFoundError("gone"), 0), (RefusedError("no"), None)])
+def test_a_folder_is_deleted_when_nothing_in_it_is_left(error: Exception | None, left: int | None) -> None:
     def store(op: Op) -> Reply:
         if op.kind == "list":
             return Reply((Item("one"), Item("a folder", None), Item("two")))
         return Reply(error=error) if op.path.endswith("two") else Reply()  # type: ignore[arg-type]
 
-    assert deletes(store) == (done, ["folder/one", "folder/two"])
+    assert deletes(store) == (left, ["folder/one", "folder/two"])
 
 
-@pytest.mark.parametrize(("more", "done"), [(0, True), (1, False)])
-def test_a_large_folder_is_deleted_in_parts(more: int, done: bool) -> None:
+@pytest.mark.parametrize("more", [0, 1, 7])
+def test_a_large_folder_is_deleted_in_parts(more: int) -> None:
     items = tuple(Item(str(n)) for n in range(DELETES_MAX + more))
-    finished, gone = deletes(lambda op: Reply(items) if op.kind == "list" else Reply())
-    assert (finished, len(gone)) == (done, DELETES_MAX)
+    left, gone = deletes(lambda op: Reply(items) if op.kind == "list" else Reply())
+    assert (left, len(gone)) == (more, DELETES_MAX)
+
+
+@pytest.mark.parametrize("what", ["delete", "list", "create"])
+def test_one_that_refuses_for_ever_keeps_its_own_logs_alone(floors: Floors, what: str) -> None:
+    """It is the first by its id: the others' logs go all the same, and the step ends."""
+    first = min("abc", key=floors.ws.acceptor_of)
+
+    def refuses(_: str, op: Op, store: Store) -> Reply:
+        is_meant = "/floor/" in op.path if what == "create" else "/px/" in op.path
+        return Reply(error=RefusedError("no")) if op.kind == what and is_meant else store.do(op)
+
+    floors.world.liars = {first: refuses}
+    floors.all()
+    floors.all(GRACE_S + 1)
+    for name in "abc":
+        assert floors.whole(name) == (name == first), name
+    floors.world.liars = {}
+    floors.all(2 * GRACE_S)
+    floors.all(3 * GRACE_S + 9)
+    assert not floors.whole(first)

@@ -122,7 +122,7 @@ def use_config(data: bytes) -> Config:
         at += n
         return whole[at - n : at]
 
-    assert b"".join(Chunker(config.whole_bytes, classes, 1).cut(read, len(whole))) == whole
+    assert b"".join(Chunker(config.whole_bytes, classes, bytes(32)).cut(read, len(whole))) == whole
     return config
 
 

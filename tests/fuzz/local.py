@@ -53,7 +53,7 @@ from metasync.local.state_keys import (
     Unplaced,
 )
 from metasync.objects.model import Entry, Kind
-from metasync.session import connections, space
+from metasync.session import folder, space
 from metasync.session.folder import BASE_KEY, IN_KEYRING, KEYS_FILE, LINKS_KEY, Link, load_secret, stored_devices
 from metasync.store.inventory import Told, entry
 from metasync.worktree.fs_probe import NAME_RULES_KEY
@@ -214,7 +214,7 @@ class _Notes(State):
 def notes_of(data: bytes) -> None:
     """Notes that save a question: whatever has become of them, they mean something or nothing."""
     db: Any = _Notes(data)
-    for name, at in connections._hung_lately(db, time.time()).items():
+    for name, at in folder.hung_lately(db, time.time()).items():
         assert (type(name), type(at)) == (str, float)
     for note in (db.get(SPACE_KEY) or {}).values():
         assert all(type(n) in (int, type(None)) for n in note)

@@ -132,7 +132,7 @@ def test_versions_by_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     times = ["2026-03-01T23:30:00", "2026-03-02T00:30:00", "2026-03-02T14:00:00.7"]
     for n, text in enumerate(times):
         moment = int(dt.datetime.fromisoformat(text).astimezone().timestamp() * 10) * 10**8
-        monkeypatch.setattr("metasync.session.connections.time.time_ns", lambda moment=moment: moment)
+        monkeypatch.setattr("metasync.session.open_backend.time.time_ns", lambda moment=moment: moment)
         write(w.directory, {"f": b"%d" % n})
         w.push(text)
     wanted = {

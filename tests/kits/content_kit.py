@@ -284,4 +284,4 @@ Sizes = tuple[int | None, int, int, int]
 def chunker(
     classes: Sequence[Sizes] = ((None, *SMALL),), *, kind: str = "cdc", whole: int = 0, seed: int = 7
 ) -> Chunker:
-    return Chunker(whole, [SizeClass(*c, kind) for c in classes], seed)
+    return Chunker(whole, [SizeClass(*c, kind) for c in classes], seed.to_bytes(32, "big"))

@@ -358,7 +358,13 @@ def before_the_report() -> None:
 @_point
 def after_the_report() -> None:
     """The folder is at the new version; others were not told."""
-    agreement.after_commit = _die  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def dying(*_: Any) -> Iterator[None]:
+        yield
+        _die()
+
+    agreement.telling = dying  # type: ignore[assignment]
 
 
 def die_at_call(k: int, function: Callable[..., Any], *arguments: Any) -> Any:

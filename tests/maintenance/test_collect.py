@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 from attack_kit import insider
-from workspace_kit import PASSPHRASE, Lab, flip, write
+from workspace_kit import PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.codec import u64
 from metasync.consensus import JOURNAL_KEY, NOTHING, Change
 from metasync.errors import DamagedError, FullError, UsageError, WorkspaceError
-from metasync.local.spill import IdSet
+from metasync.local import spill
+from metasync.local.spill import IdSet, Spool, Spooled
 from metasync.maintenance import collect, line, sweep
 from metasync.objects.model import VERSION_TAG, ObjectKind, Snapshot, encode_snapshot
 from metasync.objects.reach import mark
-from metasync.session import agreement
+from metasync.session import agreement, write_index
 from metasync.session.session import Agreed, Session
 from metasync.store import collection, retention
 from metasync.store.pack_format import HEADER_BYTES, decode_header, offsets
@@ -104,6 +105,33 @@ def nothing_else_is_there(w: Workspace, lab: Lab) -> None:
 
 
 # ---- what goes
+
+
+def test_an_index_that_lies_in_files_is_collected_and_added_to(
+    six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+
+    class Counted(Spooled):
+        def __init__(self, spool: Spool, place: slice) -> None:
+            super().__init__(spool, place)
+            kept.append(len(self))
+
+    monkeypatch.setattr(write_index, "HELD_BYTES_LEAST", 0)
+    monkeypatch.setattr(write_index, "HELD_BYTES_MAX", 0)
+    monkeypatch.setattr(write_index, "Spooled", Counted)
+    monkeypatch.setattr(spill, "SPOOL_BYTES_HELD", 0)
+    six = lab.reopen(six)
+    before = packs(lab)
+    assert six.gc(LAST).dropped
+    assert len(packs(lab)) < len(before)
+    write(six.directory, {"new": b"after it"})
+    six.push()
+    two.pull()
+    assert tree_of(two.directory) == tree_of(six.directory)
+    all_is_there(six)
+    nothing_else_is_there(six, lab)
+    assert kept
 
 
 def test_what_only_dropped_versions_need_goes(six: Workspace, lab: Lab) -> None:
@@ -876,7 +904,7 @@ def unnamed(w: Workspace, gone: Callable[[Session, Agreed], set[bytes]]) -> set[
         ids = gone(s, base)
         rest = {o.id for segment in base.segments for _, o in segment} - ids
         stays = {record.id for i in rest for record, _ in base.index.find(i)}
-        anew = [collection.rewritten(one, stays, rest) for one in base.segments]
+        anew = [collection.rewritten(one, stays.__contains__, rest) for one in base.segments]
         refs = s.indexes.replace(base.state, base.root, base.segments, (), [one for one in anew if one is not None])
         state = agreement.propose(s, base.state, Change(s.entropy(16), gen=base.state.gen + 1)).state
         agreement.propose(s, state, Change(s.entropy(16), index=refs[-1], min_gen=state.gen, adding=tuple(refs[:-1])))

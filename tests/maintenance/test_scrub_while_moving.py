@@ -73,7 +73,7 @@ def a_day_later(w: Any) -> None:
 def test_what_lies_where_either_mapping_wants_it_is_nothing_to_ask_about(lab: Lab, kind: str) -> None:
     w = on_the_move(lab, kind)
     packs = displaced(w)
-    assert len(packs) >= 4
+    assert len(packs) >= 2, "too few for a half of them"
     for done in (0, len(packs) // 2, len(packs)):
         move(w, packs[:done])
         a_day_later(w)

@@ -363,8 +363,8 @@ class Segments(Steps):
         self.stored: list[Any] = []
         self.named: list[Ref] = [Ref(1, b"n" * 32)]
         monkeypatch.setattr(collection, "uncovered", lambda *_: 0)
-        monkeypatch.setattr(collection, "is_whole", lambda one, stays, _: {*one} <= {*stays})
-        monkeypatch.setattr(collection, "rewritten", lambda one, stays, _: [p for p in one if p in stays] or None)
+        monkeypatch.setattr(collection, "is_whole", lambda one, stays, _: all(map(stays, one)))
+        monkeypatch.setattr(collection, "rewritten", lambda one, stays, _: [p for p in one if stays(p)] or None)
         self.s.indexes = SimpleNamespace(replace=self._replace, opened=lambda _: (self.root, self.index))
         self.base = base(3, *{p for one in packs for p in one}, items=tuple(b"%d" % n for n in range(len(packs))))
         self.base.segments = tuple(packs)
@@ -449,7 +449,7 @@ def test_a_preview_tells_what_goes_and_of_what_is_packed_anew_the_rest(
     copies = [sweep.Copy("a", "path", pack, 10) for pack in (stray, dead, sparse, NEW)]
     monkeypatch.setattr(sweep, "listed", lambda *_: iter(copies))
     use: Any = SimpleNamespace(record=SimpleNamespace(id=sparse), unused_bytes=4)
-    plan = Plan(sparse=(use,), gone=frozenset({dead, sparse}))
+    plan = Plan(sparse=(use,), gone=frozenset({dead, sparse}), use_of={sparse: use}.get)
     report = steps.run._preview(found(base(3, dead, sparse, NEW), plan=plan))
     assert [(f.backend, f.packs, f.bytes) for f in report.freed] == [("a", 3, 24)]
 

@@ -19,6 +19,7 @@ from metasync.moving import surplus, wipe
 from metasync.runtime.effects import Op, Reply
 from metasync.session import witnesses
 from metasync.session.folder import WIPE_KEY
+from metasync.store import moves
 from metasync.transfer.copies import Place
 
 IDS = {"a": b"a" * 16, "b": b"b" * 16}
@@ -375,7 +376,8 @@ class Removed(Session):
         self.swept: list[str] = []
         link = SimpleNamespace(folder="folder")
         self.db[WIPE_KEY] = {self.KEY: link, "other~ff": link}
-        self.config: Any = SimpleNamespace(backend=lambda _: None, prev_config=None)
+        tags = ((moves.TO_EMPTY_TAG, IDS["a"]),)
+        self.config: Any = SimpleNamespace(backends=[], acceptors=[], tags=tags, prev_config=None)
         backend = SimpleNamespace(close=lambda: None)
         if sweeps:
             backend.sweep = self.swept.append
@@ -385,7 +387,12 @@ class Removed(Session):
         def session(_: str) -> Iterator[Any]:
             yield SimpleNamespace(config=self.config, listener=lambda _: None)
 
+        def agree(_: Any, __: str, ids: set[bytes], *, emptied: bool) -> None:
+            self.agreed.append((sorted(ids), emptied))
+
+        self.agreed: list[tuple[list[bytes], bool]] = []
         monkeypatch.setattr(wipe.agreement, "ask_newest", lambda _: None)
+        monkeypatch.setattr(wipe, "_agree", agree)
         monkeypatch.setattr(wipe, "Prefixed", lambda *_: None)
         monkeypatch.setattr(
             wipe.open_backend, "bare_runtime", lambda _: contextlib.nullcontext(SimpleNamespace(run=run))
@@ -396,28 +403,59 @@ class Removed(Session):
         self.session = session
 
     def wipe(self) -> Any:
-        return wipe.wipe(self, "a")  # type: ignore[arg-type]
+        return wipe.wipe(self, IDS["a"])  # type: ignore[arg-type]
 
 
-def test_all_that_lies_there_goes_and_its_way_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_lies_there_goes_and_that_is_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
     w = Removed(monkeypatch)
     done = w.wipe()
     assert (done.objects, done.bytes, done.left) == (3, 3, 0)
     assert not w.stores["a"] and w.swept == ["folder"]
-    assert [*w.db[WIPE_KEY]] == ["other~ff"]
+    assert w.agreed == [([IDS["a"]], False)]
     assert Removed(monkeypatch, sweeps=False).wipe().left == 0
 
 
-@pytest.mark.parametrize("how", ["in use", "moving"])
-def test_nothing_goes_while_it_is_in_use_or_read(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+@pytest.mark.parametrize("how", ["in use", "not wanted any more", "no way here"])
+def test_nothing_goes_where_that_is_not_agreed(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     w = Removed(monkeypatch)
     if how == "in use":
-        w.config.backend = lambda backend_id: backend_id == IDS["a"] or None
+        w.config.backends.append(SimpleNamespace(backend_id=IDS["a"], storage=()))
+    elif how == "no way here":
+        del w.db[WIPE_KEY]
     else:
-        w.config.prev_config = b"before"
-    with pytest.raises(UsageError, match="still in use"):
+        w.config.tags = ()
+    assert (w.wipe().objects, w.agreed, len(w.stores["a"])) == (0, [], 3)
+
+
+def test_nothing_goes_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Removed(monkeypatch)
+    w.config.prev_config = b"before"
+    with pytest.raises(UsageError, match="still to be moved"):
         w.wipe()
     assert len(w.stores["a"]) == 3
+
+
+@pytest.mark.parametrize("where", ["", "in/"])
+@pytest.mark.parametrize("what", ["votes", "data"])
+def test_nothing_goes_where_a_place_in_use_lies(monkeypatch: pytest.MonkeyPatch, where: str, what: str) -> None:
+    """Somebody has added a store inside the old folder; it is met before anything beside it."""
+    w = Removed(monkeypatch)
+    place = b"\7" * 16
+    entry = SimpleNamespace(backend_id=IDS["b"], storage=(SimpleNamespace(storage_id=place),) * (what == "data"))
+    w.config.backends.append(entry)
+    if what == "votes":
+        w.config.acceptors.append((entry, SimpleNamespace(acceptor_id=place)))
+    w.stores["a"].clear()
+    w.stores["a"] |= {f"{where}ballast": b"0", f"{where}{place.hex()}/birth": b"1", f"{where}keys/slot": b"2"}
+    with pytest.raises(UsageError, match="in use"):
+        w.wipe()
+    assert (len(w.stores["a"]), w.swept, w.agreed) == (3, [], [])
+
+
+def test_what_there_was_no_time_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Removed(monkeypatch)
+    done = wipe.wipe(w, IDS["a"], lambda: 0.0)  # type: ignore[arg-type]
+    assert (done.objects, done.left > 0, len(w.stores["a"]), w.swept, w.agreed) == (0, True, 3, [], [])
 
 
 def test_nothing_goes_while_one_that_votes_does_not_know_of_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +465,7 @@ def test_nothing_goes_while_one_that_votes_does_not_know_of_the_removal(monkeypa
     with pytest.raises(UnreachableError, match=r"a is removed, and nothing was deleted there: .*\(b: it has not heard"):
         w.wipe()
     assert len(w.stores["a"]) == 3
-    assert w.KEY in w.db[WIPE_KEY], "the way to it is still needed"
+    assert w.agreed == []
 
 
 def test_what_could_not_be_deleted_leaves_the_folder_and_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +473,7 @@ def test_what_could_not_be_deleted_leaves_the_folder_and_the_way_to_it(monkeypat
     w.answers("a", "delete", REFUSED, of="px/")
     done = w.wipe()
     assert (done.objects, done.left, done.why) == (2, 1, "forbidden")
-    assert w.swept == [] and w.KEY in w.db[WIPE_KEY]
+    assert w.swept == [] and w.agreed == []
 
 
 def test_what_is_gone_already_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +487,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(monkeypatch: pyte
     w.answers("a", "list", REFUSED, of="px")
     with pytest.raises(RefusedError):
         w.wipe()
-    assert w.KEY in w.db[WIPE_KEY]
+    assert w.agreed == []
     w.answers("a", "list", NotFoundError("not there"), of="px")  # gone meanwhile
     assert w.wipe().left == 0
 
@@ -462,23 +500,23 @@ def test_folders_are_followed_so_far() -> None:
         asked.append(path)
         return [("in", None), ("file", 1)]
 
-    found = dict(wipe._below(listed, "", 0))
+    found = dict(wipe._below(listed, "", 0, set()))
     assert len(asked) == len(found) == wipe.DEPTH_MAX + 1
     assert {"file", "in/file", "in/in/file"} <= found.keys()
 
 
-def test_the_way_is_noted_once_under_the_name_that_it_has_or_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_to_be_emptied_is_agreed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`b` was removed under the name that it had; `a` is waited for already."""
     w = Removed(monkeypatch)
-    noted: dict[str, Any] = dict(w.db[WIPE_KEY])
-    wipe.begin(w.connections, "a")
-    assert w.db[WIPE_KEY] == noted
-    wipe.begin(w.connections, "b")
-    assert w.db[WIPE_KEY].keys() == noted.keys() | {f"b~{IDS['b'].hex()}"}
+    w.connections.config = SimpleNamespace(backend=lambda _: None)
+    wipe.begin(w, "a")  # type: ignore[arg-type]
+    assert w.agreed == []
+    wipe.begin(w, "b")  # type: ignore[arg-type]
+    assert w.agreed == [([IDS["b"]], True)]
     with pytest.raises(UsageError, match="no way to a backend called 'c'"):
-        wipe.begin(w.connections, "c")
-    del w.db[WIPE_KEY]
-    w.connections.ways[IDS["a"]].link = "another"
-    wipe.begin(w.connections, "a")
+        wipe.begin(w, "c")  # type: ignore[arg-type]
     w.connections.ways.clear()  # the workspace has forgotten the backend
-    wipe.begin(w.connections, "a")
-    assert w.db[WIPE_KEY] == {w.KEY: "another"}
+    wipe.begin(w, "a")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no way to"):
+        wipe.begin(w, "b")  # type: ignore[arg-type]
+    assert len(w.agreed) == 1

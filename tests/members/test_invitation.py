@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
+from racing_kit import race
+from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, wipe, write
 
 from metasync.errors import (
     ExcludedError,
@@ -303,3 +305,81 @@ def test_into_a_folder_with_files(lab: Lab) -> None:
     with pytest.raises(MetaSyncError):
         accepted(lab, code, "laptop/inside")
     accepted(lab, code)
+
+
+def test_a_device_that_an_invitation_is_for_is_not_taken_in_as_a_newcomer(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks where it finds no quorum. Taken in by another, its invitation would stay open, and end nowhere."""
+    race(lab, monkeypatch, "block")
+    w = lab.init(lab.urls("dav", "one", "two"))
+    write(w.directory, {"notes": b"one\n"})
+    w.push("first")
+    code = invite(w).code
+    wipe(lab.store("one"))  # in log form: on the one that is left a device that is not in cannot vote alone
+    lab.hurry(2.0)
+    with contextlib.suppress(MetaSyncError):
+        accepted(lab, code)
+    lab.hurry(30.0)
+    write(w.directory, {"notes": b"two\n"})
+    w.push()
+    assert names(w) == ["laptop"]
+    assert [i.name for i in w.device_list().invitations] == ["tablet"]
+
+
+def test_a_device_whose_joining_a_restart_has_forgotten_uses_its_invitation_up_again(lab: Lab) -> None:
+    """Only the lost backends showed that the invitation was used; nobody else may use it now."""
+    w = lab.init(lab.urls("a", "b", "c"), replicas=3)
+    lab.hurry()
+    write(w.directory, {"notes": b"one\n"})
+    w.push("first")
+    code = invite(w).code
+    w.close()
+    away = lab.lose("a")
+    t = accepted(lab, code)
+    t.close()
+    away.rename(lab.store("a"))
+    for name in ("b", "c"):
+        lab.lose(name)
+    w = lab.reopen(w)
+    w.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    assert [i.name for i in w.device_list().invitations] == ["tablet"]
+    t = lab.reopen(t)
+    t.link("a", lab.url("a"))
+    write(t.directory, {"from tablet": b"t"})
+    t.sync()
+    assert names(w) == ["laptop", "tablet"]
+    assert w.device_list().invitations == ()
+
+
+def test_who_has_the_code_too_does_not_get_in_with_the_next_keys(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New keys end the list of invitations. Two devices opened one; the one that used it is in."""
+    w = begun(lab)
+    code = invite(w).code
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr("metasync.members.admission.enrol", dies)
+        with pytest.raises(KeyboardInterrupt):
+            accepted(lab, code, "second")
+    accepted(lab, code)
+    w.key_rotate(PASSPHRASE, kdf=CHEAP)
+    with pytest.raises(ExcludedError, match="was used before"):
+        accepted(lab, code, "second")
+
+
+def test_what_the_inviter_stored_in_blocks_is_not_asked_of_the_invited(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device has blocks of its own: those of the inviter are not missing where the invited one has none."""
+    race(lab, monkeypatch, "block")
+    w = lab.init(lab.urls("dav", "one", "two"))
+    write(w.directory, {"notes": b"one\n"})
+    w.push("first")
+    t = accepted(lab, invite(w).code)
+    for n in range(2):
+        write(t.directory, {"from tablet": b"%d" % n})
+        t.push()
+    assert {b.name: b.condition for b in t.status().backends} == dict.fromkeys(("dav", "one", "two"), "ok")

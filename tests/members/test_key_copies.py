@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_rotation import NEW, agree_on_files, away, keys_in, revoke, rotate, three
@@ -364,3 +365,42 @@ def test_no_ring_anywhere_is_still_damage(lab: Lab) -> None:
         ring_of(lab, n, 2).unlink()
     with pytest.raises(DamagedError, match="keyring of epoch 2"):
         d.pull()
+
+
+@pytest.mark.parametrize("who", ["the rotating device", "a later push"])
+def test_one_that_cannot_take_the_new_slots_keeps_the_old_ones_until_it_can(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A backend is full, and yet deletes: without the old slots nothing would open the workspace there."""
+    w, _, _ = three(lab)
+    old = {p.name for p in keys_in(lab, "c", "slot")}
+    if who == "a later push":  # which finds the old slots there
+        with away(lab, "c"):
+            report = rotate(w)
+    else:
+        lab.faults["c"].full_over_bytes = 0
+        w = lab.reopen(w)
+        report = rotate(w)
+        lab.faults["c"].full_over_bytes = None
+    assert [n for n, _ in report.missing] == ["c"]
+    assert report.old_slots == ("c",)
+    real = key_copies._bring
+
+    def full(*args: Any) -> Any:
+        lab.faults["c"].full_over_bytes = 0
+        try:
+            return real(*args)
+        finally:
+            lab.faults["c"].full_over_bytes = None
+
+    w = lab.reopen(w)
+    with monkeypatch.context() as m:
+        m.setattr(key_copies, "_bring", full)
+        push(w, "full")
+    assert {p.name for p in keys_in(lab, "c", "slot")} == old
+    assert all(not old & {p.name for p in keys_in(lab, n, "slot")} for n in "ab")
+    monkeypatch.setattr(key_copies, "AGAIN_S", 0.0)
+    push(lab.reopen(w), "room again")
+    there = {p.name for p in keys_in(lab, "c", "slot")}
+    assert there == {p.name for p in keys_in(lab, "a", "slot")}
+    assert not there & old

@@ -32,7 +32,7 @@ from metasync.local.state_keys import KEPT_KEY
 from metasync.members import admission, devices, key_store, rotation
 from metasync.reports.members import RotationReport
 from metasync.runtime.effects import Gather
-from metasync.session import agreement, connections
+from metasync.session import agreement, open_backend
 from metasync.session.session import Session
 from metasync.session.write_index import AgreedIndexes
 from metasync.transfer.upload import Upload
@@ -139,7 +139,7 @@ def test_keys_that_could_not_be_saved_are_fetched_again(lab: Lab, monkeypatch: p
 
     rotate(w)
     with monkeypatch.context() as m:
-        m.setattr(connections, "save_secret", full)
+        m.setattr(open_backend, "save_secret", full)
         d.pull()
     d = lab.reopen(d)
     write(d.directory, {"x": b"1"})

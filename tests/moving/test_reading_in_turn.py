@@ -18,6 +18,7 @@ from metasync.local.state_keys import LOOKS, MENDING_KEY, READING_KEY, UPKEEP_KE
 from metasync.maintenance import scrub
 from metasync.moving import upkeep
 from metasync.session.connections import Machine
+from metasync.transfer import verify
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -47,7 +48,7 @@ def reads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The copies that pushes read at their end, as backend and pack."""
     monkeypatch.setattr(upkeep, "BUDGET_S", 600.0)
     found: list[str] = []
-    plain = scrub.verify.check_copy
+    plain = verify.check_copy
 
     def noted(t: Any, place: Any, record: Any, read_data: bool, piece: Any) -> Any:
         state = yield from plain(t, place, record, read_data, piece)
@@ -55,7 +56,7 @@ def reads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             found.append(f"{place.name} {record.name.hex()}")
         return state
 
-    monkeypatch.setattr(scrub.verify, "check_copy", noted)
+    monkeypatch.setattr(verify, "check_copy", noted)
     yield found
 
 
@@ -133,7 +134,7 @@ def test_an_altered_copy_is_found_and_made_good_by_pushes(lab: Lab, clock: Clock
 def test_it_can_be_turned_off(lab: Lab, clock: Clock, reads: list[str], monkeypatch: Any, how: str) -> None:
     w = pushed(lab, packs=3)
     if how == "no time":
-        monkeypatch.setattr(scrub._Scrub, "_in_time", lambda *_: [])
+        monkeypatch.setattr(scrub.Reader, "in_time", lambda *_: [])
     else:
         w.configure(how, {"upkeep": "off", "scrub.days": "0"}[how])
     for _ in range(3):
@@ -156,10 +157,10 @@ def test_a_pack_is_begun_only_if_it_arrives_in_time(lab: Lab, clock: Clock, read
         h = looked.heard[0]
         s.estimates.of = lambda *_: type("Line", (), {"bytes_per_s": 1000.0})()  # type: ignore[method-assign]
         for left_s, expected in ((math.inf, len(packs)), (sum(sizes[:2]) / 1000 + 0.1, 2), (0.1, 0), (0.0, 0)):
-            looked.left_s = lambda left_s=left_s: left_s  # type: ignore[misc]
-            assert list(looked._in_time(h, packs)) == packs[:expected]
-        looked.left_s = None
-        assert list(looked._in_time(h, packs)) == packs
+            looked.reader.left_s = lambda left_s=left_s: left_s  # type: ignore[misc]
+            assert list(looked.reader.in_time(h, packs)) == packs[:expected]
+        looked.reader.left_s = None
+        assert list(looked.reader.in_time(h, packs)) == packs
 
 
 def test_what_is_under_way_when_the_time_is_over_is_left(
@@ -182,7 +183,7 @@ def test_what_is_under_way_when_the_time_is_over_is_left(
             patch.setattr(lab.counts[name], "get", late)
         left = iter([600.0, 0.0] * len(NAMES))
         looked = scrub._Scrub(s, full=False, read_ns=PERIOD * scrub.DAY_NS)
-        looked.left_s = lambda: next(left)
+        looked.reader.left_s = lambda: next(left)
         try:
             assert looked.read_in_turn() is False
         finally:

@@ -13,6 +13,7 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, write
 from metasync.config import Config
 from metasync.consensus import Change
 from metasync.errors import UnreachableError, UsageError, WeakeningError
+from metasync.maintenance import repair
 from metasync.moving import rebalance as rebalancing
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import RebalanceReport
@@ -547,3 +548,18 @@ def test_the_command(lab: Lab) -> None:
     assert done.json["version"] is not None
     assert lab.cli("rebalance").out == "Nothing to move: all is where it belongs.\n"
     assert lab.cli("status").code == 0
+
+
+def test_a_repair_leaves_out_a_backend_on_which_a_copy_counts_no_more(lab: Lab) -> None:
+    """The backends were changed between what a check found and its repair."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    fill(w)
+    add(lab, w, "d")
+    w.rebalance()
+    with w._session("test") as s:
+        index, places = agreement.newest(s).index, Places(s.config, s.previous)
+        ids = [b.backend_id for b in s.config.backends]
+        record, gone = next((p, i) for p in index.packs().values() for i in ids if not places.ids(i, p.name))
+        found = repair.Finding(record, places.primary(record.name), (gone,), is_sure=True)
+        assert repair._mend(s, [found]) == (0, 0, set())
+    all_is_in_place(lab, w)

@@ -212,14 +212,18 @@ def test_a_backend_is_removed_and_emptied_once_and_a_dry_run_does_neither(
     did: list[str] = []
     done = BackendChange("a", 3, "", dry_run=False, before="", after="", voting=1, storing=1)
     for place, name, says in (
-        (removal, "remove", "remove"), (removal, "unchanged", "unchanged"), (removal, "_moved", "move"),
+        (removal, "_remove", "remove"), (removal, "unchanged", "unchanged"), (removal, "_moved", "move"),
         (wipe, "begin", "note"), (wipe, "wipe", "wipe"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, says=says, **__: did.append(says) or done)
-    connections = SimpleNamespace(agreed_names={"a"} if is_in else set())
+    monkeypatch.setattr(wipe, "noted", lambda *_: {b"a" * 16: "a"})
+    monkeypatch.setattr(wipe, "together", lambda _: None)
+    config = SimpleNamespace(named=lambda name: name if is_in else None)
+    monkeypatch.setattr(removal.agreement, "newest", lambda _: SimpleNamespace(config=config))
+    connections = SimpleNamespace(ways={b"a" * 16: SimpleNamespace(name="a")})
     work: Any = SimpleNamespace(connections=connections, session=lambda _: contextlib.nullcontext())
     removal._remove_and_wipe(work, "a", passphrase=None, dry_run=dry_run)
     if dry_run:
-        assert did == (["remove"] if is_in else ["note", "unchanged"])
+        assert did == (["remove"] if is_in else ["unchanged"])
     else:
-        assert did == ["note", "remove" if is_in else "unchanged", "move", "wipe"]
+        assert did == [*(["remove"] if is_in else ["note", "unchanged"]), "move", "wipe"]

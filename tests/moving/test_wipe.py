@@ -98,9 +98,11 @@ def test_the_same_store_added_again_is_left_alone(lab: Lab) -> None:
     w = lab.reopen(w)
     lab.faults["d"].read_only = False
     w.backend_add(lab.url("d").replace("name=d", "name=d2"), passphrase=PASSPHRASE)
-    assert w.rebalance().is_whole
+    moved = w.rebalance()
+    assert (moved.is_whole, [x.backend for x in moved.emptied]) == (True, ["d"])
     assert lab.objects("d", "packs")
-    assert w.backend_remove("d", wipe=True).wiped is not None
+    with pytest.raises(UsageError, match="no way to"):
+        w.backend_remove("d", wipe=True)
     report = w.check(read_data=True)
     assert (report.problems, report.lost, report.short, report.meta_problems) == ((), (), 0, ())
 

@@ -78,6 +78,15 @@ ROOMS: Final = {
         ),
         ("maintenance", "moving", "session"),
     ),
+    "keeping": Room(
+        (
+            "metasync.maintenance.scrub_record",
+            "metasync.store.inventory",
+            "metasync.store.retained",
+            "metasync.store.retention",
+        ),
+        ("store", "maintenance", "history"),
+    ),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
 

@@ -14,9 +14,10 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasync.objects.chunker import READ_BYTES, SEED_MAX, Chunker, _cutter
+from metasync.objects.chunker import READ_BYTES, Chunker, SizeClass, _cutter
 
 KIB, MIB = 1 << 10, 1 << 20
+CUTS_NO_ZEROS = 3  # a seed under which a file of zeros has no cut but where a chunk is full
 DEFAULT: tuple[Sizes, ...] = (
     (64 * MIB, 64 * KIB, 256 * KIB, MIB),
     (4 << 30, 256 * KIB, MIB, 4 * MIB),
@@ -72,17 +73,16 @@ def test_buffers_do_not_show_in_the_boundaries():
     """Larger than what is read at a time, with runs that have no boundary and a full chunk just at a buffer's end."""
     data = noise(READ_BYTES - 3000, 1) + bytes(70_000) + noise(READ_BYTES + 1, 2) + bytes(READ_BYTES) + noise(77, 3)
     c = chunker(((None, 4096, 16_384, 65_536),))
-    whole = [
-        chunk.length for chunk in _cutter(c._classes[0], c._seed).cut_buf(data)
-    ]  # in one piece, by the library itself
+    whole = [len(chunk) for chunk in _cutter(c._classes[0], c._seed).cut(data, 0, last=True)]  # in one piece
     assert lengths(c, data) == whole
     assert [len(x) for x in c.cut(odd_reads(data, [1_000_003, 7, 65_537]), len(data))] == whole
 
 
 @pytest.mark.parametrize("size", [READ_BYTES - 1, READ_BYTES, READ_BYTES + 1, 2 * READ_BYTES])
 def test_files_that_end_at_a_buffers_end(size):
-    lengths(chunker(((None, 64 * KIB, 256 * KIB, MIB),)), noise(size, 4))
-    assert set(lengths(chunker(((None, 64 * KIB, 256 * KIB, MIB),)), bytes(size))[:-1]) == {MIB}
+    c = chunker(((None, 64 * KIB, 256 * KIB, MIB),), seed=CUTS_NO_ZEROS)
+    lengths(c, noise(size, 4))
+    assert set(lengths(c, bytes(size))[:-1]) == {MIB}
 
 
 def test_one_byte_before_a_large_file_changes_few_chunks():
@@ -104,21 +104,32 @@ def test_an_edit_in_the_middle_changes_few_chunks():
 
 def test_another_seed_cuts_elsewhere():
     data = noise(MIB, 7)
-    cuts = [set(accumulate(lengths(chunker(seed=seed), data))) for seed in (1, 2, 3 << 40)]
+    cuts = [set(accumulate(lengths(chunker(seed=seed), data))) for seed in (1, 2, 3 << 240)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert len(cuts[a] & cuts[b]) < len(cuts[a]) // 10
 
 
-def test_a_seed_of_any_size_is_taken():
-    """Of a seed of 64 bits or more the lowest 63 count: the library takes no more."""
-    data = noise(50_000, 8)
-    for seed in (2**63 + 5, 2**64 + 5, 2**256 - 2**63 + 5):
-        assert lengths(chunker(seed=seed), data) == lengths(chunker(seed=5), data)
-    assert lengths(chunker(seed=2**64 - 1), data) == lengths(chunker(seed=SEED_MAX), data)
+def test_cuts_cannot_be_told_from_what_gives_the_candidates():
+    """Who has computed the library's seed from cuts that he saw knows the candidates, and of these no cut."""
+    data, seed = noise(MIB, 8), bytes(31) + b"7"
+    mine, other = (_cutter(SizeClass(None, 2048, 8192, 32_768), s) for s in (seed, bytes(31) + b"8"))
+    vars(other)["_candidates"] = mine._candidates
+    cuts = [set(accumulate(len(x) for x in c.cut(data, 0, last=True))) for c in (mine, other)]
+    assert len(cuts[0]) > 80
+    assert len(cuts[0] & cuts[1]) < len(cuts[0]) // 4
+
+
+def test_equal_windows_are_cut_alike_wherever_they_are():
+    """What stands before a cut decides, and neither what follows nor how far the file goes."""
+    data = noise(MIB, 11)
+    cuts = set(accumulate(lengths(chunker(), data)))
+    for at in (300_000, 700_000):
+        assert {c for c in accumulate(lengths(chunker(), data[:at])) if c < at} == {c for c in cuts if c < at}
 
 
 def test_the_size_of_a_file_picks_its_class():
-    c = chunker(((10_000, 64, 256, 1024), (100_000, 256, 1024, 4096), (None, 1024, 4096, 16_384)), whole=1000)
+    classes: tuple[Sizes, ...] = ((10_000, 64, 256, 1024), (100_000, 256, 1024, 4096), (None, 1024, 4096, 16_384))
+    c = chunker(classes, whole=1000, seed=CUTS_NO_ZEROS)
     assert lengths(c, bytes(1000)) == [1000]
     assert set(lengths(c, bytes(1024 * 9))) == {1024}
     assert lengths(c, bytes(10_000))[0] == 1024

@@ -392,7 +392,7 @@ FOOTER = Footer(
         Located(ObjectKind.BLOB, digest(3), 0, 0, 100),
         Located(ObjectKind.DIR, digest(4), 0, 100, 200),
         Located(ObjectKind.BLOB, digest(5), 1, 7, 0),
-        Located(ObjectKind.SNAPSHOT, digest(6), 1, 0, 7, 1),
+        Located(ObjectKind.SNAPSHOT, digest(6), 1, 0, 7, 2),
     ),
     ((4, b"later"),),
 )

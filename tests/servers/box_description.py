@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from http_kit import Answer
-from standin import Request
+from servers.standin import Request
 
 _TYPES: Final[Mapping[str, Any]] = {
     "string": str, "boolean": bool, "integer": int, "number": (int, float), "array": list, "object": dict

@@ -14,26 +14,19 @@ import base64
 import hashlib
 import itertools
 import json
-import os
 import re
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qs
 
-import pytest
-from box_description import Described, Operation
 from http_kit import Answer
-from standin import Request, Standin, json_answer
-
-from metasync.backends._shared.logins import forget_open, kept
-from metasync.backends._shared.logins.oauth import PROVIDERS
+from servers.box_description import Described, Operation
+from servers.standin import Request, Standin, json_answer
 
 API, UPLOAD, CONTENT, REALTIME = "api.box.com", "upload.box.com", "dl.boxcloud.com", "2.realtime.services.box.net"
 ROOT: Final = "0"
 USER: Final = "17738362"
-_LIFE_S: Final = 3600
 _BEGIN: Final = 1152922976252290886  # the first position of the feed: larger than a float holds
 _NAME: Final = re.compile(r"(?! )[^/\\\x00-\x1f]+(?<! )")
 _RANGE: Final = re.compile(r"bytes=([0-9]+)-([0-9]*)")
@@ -128,8 +121,10 @@ class _RefusalError(Exception):
 class BoxStandin(Standin):
     """One account."""
 
+    provider: ClassVar[str] = "box"
     variable: ClassVar[str] = "METASYNC_BOX_ENDPOINT"
     hosts: ClassVar[frozenset[str]] = frozenset({API, UPLOAD, CONTENT, REALTIME})
+    has_secret: ClassVar[bool] = True
     described: ClassVar[Described] = Described()
 
     def __init__(self) -> None:
@@ -142,7 +137,6 @@ class BoxStandin(Standin):
         self.page_most = 1000
         self.session_bytes_min = 20_000_000
         self.part_bytes = 8 << 20
-        self.renewals = 0
         self._children: dict[str, list[str]] = {ROOT: []}
         self._names: dict[tuple[str, str], str] = {}  # ids by folder and name in small letters
         self._used = 0
@@ -154,27 +148,15 @@ class BoxStandin(Standin):
         self._changed = threading.Condition(self.lock)
         self._frozen: dict[str, list[Item]] | None = None
 
-    # A login, as linking an account leaves it.
-
-    def link(self, patch: pytest.MonkeyPatch, home: os.PathLike[str] | str, account: str = kept.DEFAULT) -> None:
-        """Sets the environment to this stand-in, and keeps a login to it below `home`."""
-        patch.setenv(self.variable, self.url)
-        patch.setenv("XDG_CONFIG_HOME", str(home))
-        patch.setenv("XDG_STATE_HOME", f"{home}-state")
-        patch.setenv("METASYNC_KEYRING", "off")
-        now = time.time()
-        grant = kept.Grant(
-            "box", account, "app", "secret", self.token, self._refresh, now + _LIFE_S, now + _LIFE_S - 900, now,
-            endpoint=self.url,
-        )  # fmt: skip
-        place = kept.Place(PROVIDERS["box"], account)
-        place.path.parent.mkdir(parents=True, exist_ok=True)
-        place.write(grant)
-        forget_open()
+    # Its login.
 
     @property
     def token(self) -> str:
         return f"box-token-{self.renewals}"
+
+    @property
+    def refresh(self) -> str:
+        return self._refresh
 
     # What a test looks at, and what others do to the account.
 
@@ -273,7 +255,7 @@ class BoxStandin(Standin):
             self._refresh = f"refresh-of-the-tests-{self.renewals}"
             return json_answer(
                 {
-                    "access_token": self.token, "expires_in": _LIFE_S, "restricted_to": [],
+                    "access_token": self.token, "expires_in": self.life_s, "restricted_to": [],
                     "refresh_token": self._refresh, "token_type": "bearer",
                 }
             )  # fmt: skip

@@ -14,22 +14,16 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import os
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import pytest
 from dropbox import auth, files, users
 from dropbox.content_hash import content_hash
 from http_kit import Answer
-from standin import Request, Standin, json_answer
+from servers.standin import Request, Standin, json_answer
 from stone.backends.python_rsrc import stone_serializers
 from stone.backends.python_rsrc.stone_validators import ValidationError
-
-from metasync.backends._shared.logins import forget_open, kept
-from metasync.backends._shared.logins.oauth import PROVIDERS
 
 HOSTS = {"api": "api.dropboxapi.com", "content": "content.dropboxapi.com", "notify": "notify.dropboxapi.com"}
 ROUTES = {
@@ -43,7 +37,6 @@ ROUTES = {
     for route in some
 }  # fmt: skip
 _EPOCH = datetime.datetime(2026, 11, 23, 18, 0, 0)
-_LIFE_S = 14400  # of a token of Dropbox's
 
 
 @dataclass(frozen=True)
@@ -104,8 +97,10 @@ class Faults:
 class DropboxStandin(Standin):
     """One account."""
 
+    provider: ClassVar[str] = "dropbox"
     variable: ClassVar[str] = "METASYNC_DROPBOX_ENDPOINT"
     hosts: ClassVar[frozenset[str]] = frozenset(HOSTS.values())
+    life_s: ClassVar[int] = 14400
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +110,6 @@ class DropboxStandin(Standin):
         self.quota_bytes = 2 << 30
         self.used_bytes = 0
         self.team: tuple[int, int] | None = None  # what a team has, and has used
-        self.renewals = 0
         self._refresh = "refresh-of-the-tests"
         self._tokens = {"sl.token-0"}
         self._cursors: dict[str, _Cursor] = {}
@@ -123,26 +117,15 @@ class DropboxStandin(Standin):
         self._changed = threading.Condition(self.lock)
         self._frozen: dict[str, File | Folder] | None = None
 
-    # A login, as linking an account leaves it.
-
-    def link(self, patch: pytest.MonkeyPatch, home: os.PathLike[str] | str, account: str = kept.DEFAULT) -> None:
-        """Sets the environment to this stand-in, and keeps a login to it below `home`."""
-        patch.setenv(self.variable, self.url)
-        patch.setenv("XDG_CONFIG_HOME", str(home))
-        patch.setenv("METASYNC_KEYRING", "off")
-        now = time.time()
-        grant = kept.Grant(
-            "dropbox", account, "app", "", f"sl.token-{self.renewals}", self._refresh, now + _LIFE_S,
-            now + _LIFE_S - 900, now, endpoint=self.url,
-        )  # fmt: skip
-        place = kept.Place(PROVIDERS["dropbox"], account)
-        place.path.parent.mkdir(parents=True, exist_ok=True)
-        place.write(grant)
-        forget_open()
+    # Its login.
 
     @property
     def token(self) -> str:
         return f"sl.token-{self.renewals}"
+
+    @property
+    def refresh(self) -> str:
+        return self._refresh
 
     def freeze(self) -> None:
         """Lists show from now on what there is now, while `switches.stale` is set."""
@@ -178,10 +161,23 @@ class DropboxStandin(Standin):
             self.wrong.append(f"{request.path}: {error}")
             return Answer(400, str(error).encode(), {"Content-Type": "text/plain"})
         try:
+            self._resolve(request.path, arg)
             return getattr(self, f"_{request.path.rpartition('/2/')[2].replace('/', '_')}")(request, arg)
         except _RefusalError as refusal:
             error = json.loads(stone_serializers.json_encode(route.error_type, refusal.error))
             return json_answer({"error_summary": "refused/...", "error": error}, 409)
+
+    def _resolve(self, route: str, arg: Any) -> None:
+        """A path that begins with a folder's id, as one from the top."""
+        if not getattr(arg, "path", "").startswith("id:"):
+            return
+        folder, slash, rest = arg.path.partition("/")
+        with self.lock:
+            found = next((p for p, one in self.tree.items() if isinstance(one, Folder) and one.id == folder), None)
+        if found is None and route == "/2/files/upload":
+            failed = files.UploadWriteFailed(reason=files.WriteError.malformed_path(None), upload_session_id="u")
+            raise _RefusalError(files.UploadError.path(failed))
+        arg.path = f"{found or '/no folder of this id'}{slash}{rest}"
 
     def refusal(self, request: Request, status: int, retry_after: str | None) -> Answer:
         if status != 429:
@@ -210,7 +206,7 @@ class DropboxStandin(Standin):
         with self.lock:
             self.renewals += 1
             self._tokens.add(self.token)
-        return json_answer({"access_token": self.token, "token_type": "bearer", "expires_in": _LIFE_S})
+        return json_answer({"access_token": self.token, "token_type": "bearer", "expires_in": self.life_s})
 
     # Files.
 

@@ -14,24 +14,17 @@ import email
 import hashlib
 import itertools
 import json
-import os
 import re
-import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import pytest
 from googleapiclient.discovery_cache import get_static_doc
 from http_kit import Answer
-from standin import Request, Standin, json_answer
-
-from metasync.backends._shared.logins import forget_open, kept
-from metasync.backends._shared.logins.oauth import PROVIDERS
+from servers.standin import Request, Standin, json_answer
 
 HOST = "www.googleapis.com"
 FOLDER = "application/vnd.google-apps.folder"
 ROOT = "0AKdRootOfTheTests"
-_LIFE_S = 3599
 _PROPERTY_BYTES_MAX = 124
 _TERM = re.compile(
     r"name = '(?P<name>[^']*)'|'(?P<parent>[\w-]+)' in parents|trashed = (?P<trashed>false|true)"
@@ -145,8 +138,11 @@ class _RefusalError(Exception):
 class GoogleDriveStandin(Standin):
     """One account."""
 
+    provider: ClassVar[str] = "gdrive"
     variable: ClassVar[str] = "METASYNC_GDRIVE_ENDPOINT"
     hosts: ClassVar[frozenset[str]] = frozenset({HOST})
+    has_secret: ClassVar[bool] = True
+    life_s: ClassVar[int] = 3599
     page_most = 1000
 
     def __init__(self) -> None:
@@ -156,7 +152,6 @@ class GoogleDriveStandin(Standin):
         self.files: dict[str, File] = {}
         self.changes: list[tuple[int, str]] = []
         self.quota_bytes = 15 << 30
-        self.renewals = 0
         self._refresh = "1//refresh-of-the-tests"
         self._tokens = {"ya29.token-0"}
         self._numbers = itertools.count(1)
@@ -167,21 +162,9 @@ class GoogleDriveStandin(Standin):
     def token(self) -> str:
         return f"ya29.token-{self.renewals}"
 
-    def link(self, patch: pytest.MonkeyPatch, home: os.PathLike[str] | str, account: str = kept.DEFAULT) -> None:
-        """Sets the environment to this stand-in, and keeps a login to it below `home`."""
-        patch.setenv(self.variable, self.url)
-        patch.setenv("XDG_CONFIG_HOME", str(home))
-        patch.setenv("XDG_STATE_HOME", f"{home}-state")
-        patch.setenv("METASYNC_KEYRING", "off")
-        now = time.time()
-        grant = kept.Grant(
-            "gdrive", account, "app", "secret", self.token, self._refresh, now + _LIFE_S, now + _LIFE_S - 900, now,
-            endpoint=self.url,
-        )  # fmt: skip
-        place = kept.Place(PROVIDERS["gdrive"], account)
-        place.path.parent.mkdir(parents=True, exist_ok=True)
-        place.write(grant)
-        forget_open()
+    @property
+    def refresh(self) -> str:
+        return self._refresh
 
     def freeze(self) -> None:
         """Searches show from now on what there is now, while `switches.stale` is set."""
@@ -244,7 +227,7 @@ class GoogleDriveStandin(Standin):
         with self.lock:
             self.renewals += 1
             self._tokens.add(self.token)
-        return json_answer({"access_token": self.token, "token_type": "Bearer", "expires_in": _LIFE_S})
+        return json_answer({"access_token": self.token, "token_type": "Bearer", "expires_in": self.life_s})
 
     # Files.
 

@@ -7,12 +7,10 @@ and what may be sent where. What it does not say, conflictBehavior and delta abo
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
 import json
 import re
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,6 +93,7 @@ def error_of(code: str, inner: str = "") -> dict[str, Any]:
 
 
 class OneDriveStandin(Standin):
+    provider: ClassVar[str] = "onedrive"
     variable: ClassVar[str] = "METASYNC_ONEDRIVE_ENDPOINT"
     hosts: ClassVar[frozenset[str]] = frozenset({GRAPH, CONTENTS, LOGINS})
 
@@ -108,12 +107,21 @@ class OneDriveStandin(Standin):
         self.changes: list[str] = []  # ids, in the order of what was done
         self.opened: dict[str, tuple[str, int]] = {}  # addresses of contents, by their secret
         self.sessions: dict[str, _Session] = {}
-        self.tokens = {"access": "token-1", "refresh": "refresh-1"}
         self._numbers = itertools.count(101)
         self._snapshot: dict[str, Kept] | None = None
         self.root = self._add("", "root", None)
         self.apps = self._add(self.root.item_id, "Apps", None)
         self.app = self._add(self.apps.item_id, "MetaSync", None)
+
+    # Its login.
+
+    @property
+    def token(self) -> str:
+        return f"token-{self.renewals}"
+
+    @property
+    def refresh(self) -> str:
+        return "refresh-1"
 
     # What tests do behind the client's back.
 
@@ -172,13 +180,13 @@ class OneDriveStandin(Standin):
 
     def _token(self, request: Request) -> Answer:
         """A renewal of the login, which a revoked one does not get."""
-        if self.tokens["refresh"] in self.switches.revoked:
+        if self.refresh in self.switches.revoked:
             return json_answer({"error": "invalid_grant", "error_description": "AADSTS70000"}, 400)
         with self.lock:
-            self.tokens["access"] = f"token-{next(self._numbers)}"
+            self.renewals += 1
         return json_answer(
-            {"token_type": "Bearer", "expires_in": 3600, "access_token": self.tokens["access"],
-             "refresh_token": self.tokens["refresh"], "scope": "Files.ReadWrite.AppFolder"}
+            {"token_type": "Bearer", "expires_in": self.life_s, "access_token": self.token,
+             "refresh_token": self.refresh, "scope": "Files.ReadWrite.AppFolder"}
         )  # fmt: skip
 
     def _graph(self, request: Request) -> Answer:
@@ -189,15 +197,24 @@ class OneDriveStandin(Standin):
         if below == "":
             return self._drive(request)
         if below.startswith("/items/"):
+            item_id, mark, rest = below.removeprefix("/items/").partition("!")
+            number, slash, rest = rest.partition("/" if ":" not in rest else ":")
             with self.lock:
-                one = self._by_id(below.removeprefix("/items/"))
-                if request.method == "DELETE":
-                    self._remove(one)
-                    return Answer(204, b"")
-                return json_answer(self._shown(one))
-        if not below.startswith("/special/approot"):
+                one = self._by_id(f"{item_id}{mark}{number}")
+                if not slash:
+                    if request.method == "DELETE":
+                        self._remove(one)
+                        return Answer(204, b"")
+                    return json_answer(self._shown(one))
+                if one.item_id != self.app.item_id and not self._is_below(one, self.app.item_id):
+                    raise Refused(403, "accessDenied")
+                path = tuple(name for name in self._path(one).split("/") if name)
+            more, verb = _split(slash + rest)
+            path += more
+        elif below.startswith("/special/approot"):
+            path, verb = _split(below.removeprefix("/special/approot"))
+        else:
             raise Refused(403, "accessDenied")
-        path, verb = _split(below.removeprefix("/special/approot"))
         self._check_names(path)
         what = (request.method, verb)
         if what == ("GET", ""):
@@ -584,33 +601,3 @@ class Spec:
             elif name not in ("$skiptoken", "token"):
                 out.append(f"a parameter {name} that Graph does not have")
         return out
-
-
-@contextlib.contextmanager
-def linked(standin: OneDriveStandin, folder: Path, environ: Any, account: str = "default") -> Iterator[OneDriveStandin]:
-    """Serves, with an account that is linked: what `metasync auth onedrive` leaves, in `folder`.
-
-    `environ`: a monkeypatch. Processes that are started meanwhile have the account, too.
-    """
-    import time
-
-    from servers.standin import running
-
-    from metasync.backends._shared import logins
-    from metasync.backends._shared.logins.kept import Grant, Place
-    from metasync.backends._shared.logins.oauth import PROVIDERS
-
-    with running(standin):
-        environ.setenv("XDG_CONFIG_HOME", str(folder))
-        environ.setenv("XDG_STATE_HOME", str(folder))  # what an account asked for is remembered there
-        environ.setenv("METASYNC_KEYRING", "off")
-        environ.setenv(standin.variable, standin.url)
-        now = time.time()
-        grant = Grant(
-            "onedrive", account, "client", "", standin.tokens["access"], standin.tokens["refresh"],
-            ends_at=now + 3600, renew_at=now + 2700, linked_at=now, endpoint=standin.url,
-        )  # fmt: skip
-        Place(PROVIDERS["onedrive"], account).write(grant)
-        logins.forget_open()
-        yield standin
-        logins.forget_open()

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pytest
 from http_kit import Answer, Handler, listening
+
+from metasync.backends._shared.logins import forget_open, kept
+from metasync.backends._shared.logins.oauth import PROVIDERS
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,11 @@ class Switches:
 class Standin:
     """A provider. A subclass answers in `respond`, and says what a refusal looks like in `refusal`."""
 
+    provider: ClassVar[str]  # the scheme of its URLs
     variable: ClassVar[str]  # of the environment: METASYNC_DROPBOX_ENDPOINT
     hosts: ClassVar[frozenset[str]]
+    has_secret: ClassVar[bool] = False  # whether its apps have one
+    life_s: ClassVar[int] = 3600  # of a token
 
     def __init__(self) -> None:
         self.switches = Switches()
@@ -96,6 +105,36 @@ class Standin:
         self.port = 0
         self.is_away = False
         self.lock = threading.RLock()  # of the state
+        self.renewals = 0
+
+    @property
+    def token(self) -> str:
+        """The access token that was given out last."""
+        raise NotImplementedError
+
+    @property
+    def refresh(self) -> str:
+        """The refresh token that holds."""
+        raise NotImplementedError
+
+    def link(self, patch: pytest.MonkeyPatch, home: os.PathLike[str] | str, account: str = kept.DEFAULT) -> None:
+        """Leaves what linking an account leaves: the environment names this stand-in, and `home` has a login to it.
+
+        Processes that are started meanwhile have the account, too.
+        """
+        patch.setenv(self.variable, self.url)
+        patch.setenv("XDG_CONFIG_HOME", str(home))
+        patch.setenv("XDG_STATE_HOME", f"{home}-state")
+        patch.setenv("METASYNC_KEYRING", "off")
+        now = time.time()
+        grant = kept.Grant(
+            self.provider, account, "app", "secret" if self.has_secret else "", self.token, self.refresh,
+            now + self.life_s, now + self.life_s - 900, now, endpoint=self.url,
+        )  # fmt: skip
+        place = kept.Place(PROVIDERS[self.provider], account)
+        place.path.parent.mkdir(parents=True, exist_ok=True)
+        place.write(grant)
+        forget_open()
 
     def respond(self, request: Request) -> Answer:
         """Answers a request from the state, under no lock."""
@@ -184,9 +223,21 @@ class _Handler(Handler):
         return self.standin.handle(Request(self.command, host, unquote(path), target, query, headers, body))
 
 
+S = TypeVar("S", bound=Standin)
+
+
 @contextlib.contextmanager
-def running(standin: Standin) -> Iterator[Standin]:
+def running(standin: S) -> Iterator[S]:
     """Serves until the end. Raises what an oracle found wrong meanwhile."""
     with listening(type("Standing", (_Handler,), {"standin": standin})) as standin.port:
         yield standin
     assert not standin.wrong, "\n".join(standin.wrong[:10])
+
+
+@contextlib.contextmanager
+def linked(standin: S, patch: pytest.MonkeyPatch, home: os.PathLike[str] | str) -> Iterator[S]:
+    """The same, with an account that is linked (`Standin.link`)."""
+    with running(standin):
+        standin.link(patch, home)
+        yield standin
+        forget_open()

@@ -20,11 +20,11 @@ from metasync.workspace import Workspace
 for library in ("dropbox", "box_sdk_gen", "googleapiclient"):
     pytest.importorskip(library)
 
-from box_standin import BoxStandin  # noqa: E402  (after what may be missing)
-from dropbox_standin import DropboxStandin  # noqa: E402
-from gdrive_standin import GoogleDriveStandin  # noqa: E402
-from servers.onedrive_standin import OneDriveStandin, linked  # noqa: E402
-from standin import Standin, running  # noqa: E402
+from servers.box_standin import BoxStandin  # noqa: E402  (after what may be missing)
+from servers.dropbox_standin import DropboxStandin  # noqa: E402
+from servers.gdrive_standin import GoogleDriveStandin  # noqa: E402
+from servers.onedrive_standin import OneDriveStandin  # noqa: E402
+from servers.standin import Standin, linked  # noqa: E402
 
 pytestmark = pytest.mark.servers
 quiet_environment()
@@ -34,12 +34,8 @@ quiet_environment()
 def clouds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     home = tmp_path / "home"
     with ExitStack() as stack:
-        made: dict[str, Any] = {"onedrive": stack.enter_context(linked(OneDriveStandin(), home, monkeypatch))}
-        others: dict[str, Any] = {"dropbox": DropboxStandin(), "box": BoxStandin(), "gdrive": GoogleDriveStandin()}
-        for name, one in others.items():
-            assert isinstance(one, Standin)
-            made[name] = stack.enter_context(running(one))
-            one.link(monkeypatch, home)
+        kinds: tuple[Standin, ...] = (OneDriveStandin(), DropboxStandin(), BoxStandin(), GoogleDriveStandin())
+        made = {one.provider: stack.enter_context(linked(one, monkeypatch, home)) for one in kinds}
         yield made
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.consensus.chain import step_back
-from metasync.consensus.records.state import Change, State, skip_version, successor
+from metasync.consensus.records.state import Change, State, line_after, skip_version, successor
 from metasync.session import agreement
 
 LAST = 300
@@ -44,7 +44,7 @@ def _is_found(newest: State, line: list[State]) -> bool:
 def test_who_saw_all_versions_needs_nobody() -> None:
     line: list[State] = []
     for state in CHAIN[1:]:
-        line = agreement.extended(line, [state])
+        line = line_after(line, [state])
         assert _is_found(state, line)
         assert len(line) == state.v.bit_count()
 
@@ -53,7 +53,7 @@ def test_who_saw_all_versions_needs_nobody() -> None:
 def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
     line: list[State] = []
     for v in seen:
-        line = agreement.extended(line, [CHAIN[v]])
+        line = line_after(line, [CHAIN[v]])
     newest, way = seen[-1], []
     v = newest
     while v:
@@ -67,21 +67,21 @@ def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
 
 def test_a_state_of_another_chain_is_never_taken_for_one_of_this() -> None:
     other = replace(CHAIN[6], master=b"o" * 32)
-    line = agreement.extended(agreement.extended([], CHAIN[1:6]), [other])
-    line = agreement.extended(line, [CHAIN[7]])
+    line = line_after(line_after([], CHAIN[1:6]), [other])
+    line = line_after(line, [CHAIN[7]])
     assert not _is_found(CHAIN[7], line)
 
 
 def test_a_restart_from_an_earlier_version_begins_its_own_line() -> None:
-    line = agreement.extended([], CHAIN[1:200])
+    line = line_after([], CHAIN[1:200])
     again = replace(CHAIN[101], era=1, master=b"a" * 32)
-    line = agreement.extended(line, [again])
+    line = line_after(line, [again])
     assert line[-1] == again
     assert max(state.v for state in line) == 101
 
 
 def test_a_damaged_line_is_none() -> None:
-    line = agreement.extended([], CHAIN[1:8])
+    line = line_after([], CHAIN[1:8])
     assert [state.v for state in line] == [4, 6, 7]
     note = agreement.LINE_KEY.codec.encode(line)
     assert agreement.LINE_KEY.load(note) == line

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simulation.plan import Plan, make_plan
+from simulation.plan import Plan
 from simulation.play import Outcome, Play
+from simulation.seeds import make_plan
 
 __all__ = ["Outcome", "Plan", "Play", "make_plan"]

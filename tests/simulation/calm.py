@@ -35,11 +35,18 @@ class Calm:
         for client in self.play.clients:
             client.close()
         self._tell_revoked(actor)
+        self._bring_guests(actor)
         # A device that never was agreed before the keys changed is told to clone anew, or that it cannot go on.
         left = [c for c in self.play.clients if not (c.gone or c.revoked)]
         clients = [c for c in left if not c.agreed.is_excluded(c, revoked=False)]
         began = self.play.world.now
         self._recover(actor, clients)
+        if self.play.is_lost_again():
+            for client in clients:
+                client.operate(actor, Step("sync", 0), client.rng())
+                client.close()
+            self.play.lose_again()
+            self._recover(actor, clients[::-1])
         for work in (self._skip, self._oust) if self.play.plan.seed % 2 else (self._oust, self._skip):
             work(actor, clients)
         clients = [c for c in clients if not c.revoked]
@@ -66,6 +73,9 @@ class Calm:
                 break
         else:
             raise Violation(f"no convergence in {CALM_ROUNDS} rounds: {self._differences(clients)}")
+        for client in clients:
+            if client.plan.invited and client.agreed.misused(client) and not self.play.world.counts["era begun"]:
+                raise Violation(f"{client.name} takes part by an invitation that another used, or that had ended")
         if self.play.world.now - began > CALM_S * CALM_ROUNDS:
             raise Violation(f"convergence took {self.play.world.now - began:.0f} s of virtual time")
         op = clients[0].operate(actor, Step("check", 1), clients[0].rng())
@@ -75,23 +85,44 @@ class Calm:
 
     def _recover(self, actor: Actor, clients: Sequence[Client]) -> None:
         """Where a majority is lost for good, or a version was ended, and no recovery came to its end yet, one does."""
-        assert self.play.witness is not None
-        counts = self.play.world.counts
-        if counts["recovered"] or (not any(s.gone for s in self.play.stores.values()) and not self._is_ended()):
-            return
-        for client in clients[:2]:
+        for client in [c for c in clients[:2] for _ in range(2)]:
+            if not self.play.is_stuck:
+                return
             client.opened(actor)
             op = client.operate(actor, Step("recover", 0), client.rng())
             client.close()
-            if counts["recovered"] or (counts["era begun"] and op.outcome == "ok"):
-                return
-        raise Violation(f"after all faults, {op.client}'s recover ended with {op.outcome}: {op.error}")
+        if clients and self.play.is_stuck:
+            raise Violation(f"after all faults, {op.client}'s recover ended with {op.outcome}: {op.error}")
 
-    def _is_ended(self) -> bool:
-        """Whether the insider ended the version that is open."""
+    def _bring_guests(self, actor: Actor) -> None:
+        """Whoever holds the code of an open invitation joins by it; others are told that it cannot be used."""
+        for client in self.play.clients:
+            client.gone = client.gone or (not client.joined and not client.code)
+            if client.gone or client.joined or client.revoked:
+                continue
+            for _ in range(2):
+                if client.secret is not None:
+                    client.opened(actor)
+                    client.link(actor, client.rng())
+                op = client.operate(actor, Step("join", 0), client.rng())
+                client.close()
+                if client.joined or client.revoked:
+                    break
+            late = client.agreed.misused(client)
+            if not client.joined and not late and not client.revoked and self._may_join(client):
+                raise Violation(f"after all faults, {client.name}'s join ended with {op.outcome}: {op.error}")
+            client.gone = client.gone or not client.joined
+
+    def _may_join(self, client: Client) -> bool:
+        """Whether a quorum of the backends that its invitation names are what they were then."""
         play = self.play
-        assert play.witness is not None
-        return play.insider is not None and play.witness.newest.v + 1 in play.insider.ended
+        return not (
+            play.witness is None
+            or play.plan.spares
+            or play.world.counts["wiped"]
+            or play.plan.insider
+            or play.plan.liars
+        )
 
     def _skip(self, actor: Actor, clients: Sequence[Client]) -> None:
         """What the insider made that cannot be read is passed over; in the second try at the latest, as below."""
@@ -150,11 +181,20 @@ class Calm:
         A thief closed an acceptor that the fence had not reached, and another one lies or was emptied: that is one more
         than the quorum bears in that version. Or too many of those that were backends then have been emptied since.
         Whoever was awake is past it. Or a backend lies, and shows the logs behind a floor that others have deleted, to
-        one who knows no version with a second device.
+        one who knows no version with a second device. Or those in log form, by whom invited devices join, are no
+        quorum any more.
         """
         counts = self.play.world.counts
         if op.outcome != "NoQuorumError":
             return False
+        client = next(c for c in self.play.clients if c.name == op.client)
+        assert client.secret is not None
+        assert self.play.witness is not None
+        blocks = self.play.plan.blocks and (counts["wiped"] or self.play.plan.insider)
+        if client.plan.invited and blocks and self.play.witness.devices.get(client.secret[1].device_id) is None:
+            self._lost.add(client)  # an invitation takes a quorum of those in log form
+            self.play.world.count("invited where too few are in log form")
+            return True
         robbed = counts["stolen device strikes"] and (self.play.plan.liars or counts["wiped"])
         shown = self.play.plan.floors and self.play.plan.liars and _UNDELETED in op.error
         if not robbed and not shown and not self._was_emptied(op):

@@ -48,7 +48,10 @@ def comparable(clients: Sequence[Client]) -> list[dict[bytes, Thing]]:
 
 def history(operations: Iterable[Operation], witness: Witness) -> None:
     """Linearizable, in linear time, for versions are totally ordered; and each change at most once."""
-    chain, era_at = witness.chain, witness.era_at
+    chain, eras, since = witness.chain, [], 0.0
+    for ended, at in (*witness.ended, (chain, float("inf"))):
+        eras.append((ended, since, at))
+        since = at
     where: dict[bytes, int] = {}
     for v, state in enumerate(chain[1:], 1):
         if state.v != v:
@@ -59,14 +62,13 @@ def history(operations: Iterable[Operation], witness: Witness) -> None:
     told = [op for op in operations if op.version is not None and op.outcome == "ok"]
     for op in told:
         assert op.version is not None
-        chains = [c for c, since, until in ((witness.ended, 0.0, era_at), (chain, era_at, float("inf")))
-                  if since <= op.ended and op.began <= until and op.version < len(c)]  # fmt: skip
+        chains = [c for c, begun, until in eras if begun <= op.ended and op.began <= until and op.version < len(c)]
         if not chains:
             raise Violation(f"{op.client}: {op.kind} told of version {op.version}, which nobody decided")
         if op.pushed and not any(c[op.version].op_id in op.op_ids for c in chains):
             raise Violation(f"{op.client}: a push says it is version {op.version}, which holds another change")
-    _in_order([op for op in told if op.ended < era_at])
-    _in_order([op for op in told if op.began >= era_at])
+    for _, begun, until in eras:
+        _in_order([op for op in told if begun <= op.began and op.ended < until])
 
 
 def _in_order(told: Sequence[Operation]) -> None:

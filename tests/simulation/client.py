@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from metasync.consensus import JOURNAL_KEY, decode_journal, decode_state
 from metasync.errors import (
@@ -21,21 +21,23 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
+from metasync.keys.invitation import SECRET_BYTES
 from metasync.local.state_keys import EVIDENCE_KEY
-from metasync.reports.backends import CheckReport, Status
 from metasync.session.folder import BASE_KEY
-from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 from simulation.agreed import Agreed
 from simulation.db import Tables, copied
 from simulation.disk import Volume
-from simulation.founding import NAME
-from simulation.machine import CHEAP, PASSPHRASE, Secret, SimMachine, url_of, workspace
+from simulation.founding import accepted, make_state_dir
+from simulation.machine import Secret, SimMachine, workspace
 from simulation.network import Lines, Store
 from simulation.plan import ClientPlan, Step
+from simulation.steps import CHANGES, DO, unlinked
 from simulation.user import User, tree_of
 from simulation.world import Actor, Boot, Crashed, Violation, World
 
+JOIN_TRIES: Final = 20
+JOIN_S: Final = 10.0  # between two tries to join by an invitation
 SKIP_SHARE: Final = 0.3  # of those who are told that a version cannot be read, and skip it then
 
 
@@ -74,6 +76,9 @@ class Client:
         self.secret: Secret | None = None
         self.user = User(plan.name, self.volume)
         self.image: tuple[Volume, Tables, Secret | None] | None = None
+        self.code = ""  # of the invitation by which it joins
+        self.own_part = b""  # the secret by which a device that joins knows that it was the one
+        self.joined = not plan.invited
         self.boot: Boot | None = None
         self.workspace: Workspace | None = None
         self.never_restored = True  # this disk and the others: each has only what happened on it
@@ -100,7 +105,7 @@ class Client:
         began = self.world.now
         for step in self.plan.steps:
             actor.sleep(max(step.pause_s, began + step.at_s - self.world.now))
-            if self.world.failure is not None or self.revoked:
+            if self.world.failure is not None or self.revoked or self.gone:
                 return
             if step.pause_s > 86_400:
                 self.world.count("long sleep")
@@ -116,11 +121,39 @@ class Client:
             self._restore()
         elif step.kind == "reopen":
             self.close()
+        elif step.kind == "leave":
+            self.close()
+            self.gone = True
+            self.world.count("machine gone for good")
+        elif step.kind == "join":
+            self.join(actor, step)
         else:
             op = self.operate(actor, step, rng)
             self.link(actor, rng)
             if op.outcome == "UnreadableError" and rng.random() < SKIP_SHARE:
                 self.operate(actor, Step("skip", rng.getrandbits(32)), rng)
+
+    def join(self, actor: Actor, step: Step) -> None:
+        """Begins by an invitation: tried until it is done, or told that it cannot be used."""
+        for turn in range(JOIN_TRIES):
+            op = self.operate(actor, step if turn == 0 else Step("join", step.seed), self.rng())
+            if self.joined or self.revoked:
+                return
+            if op.outcome == "WorkspaceError" and self.secret is None and self.agreed.misused(self):
+                break
+            actor.sleep(JOIN_S)
+        if self.secret is None:
+            self.gone = True
+
+    def _accept(self, actor: Actor) -> None:
+        """The first half of `clone --invite`."""
+        own_part = self.world.rng.randbytes(SECRET_BYTES)
+        self.secret, self.tables = accepted(
+            self.world, actor, self.name, self.code, self.stores, self.lines, own_part
+        )  # fmt: skip
+        self.own_part = own_part
+        make_state_dir(self.volume)
+        self.world.count("invitation opened")
 
     def link(self, actor: Actor, rng: random.Random) -> None:
         """The user tells this device the ways to backends that others added."""
@@ -187,6 +220,8 @@ class Client:
         self.world.trace(self.name, "begins", step.kind)
         before = dict(self.tables.get("kv", {}))
         try:
+            if self.secret is None:
+                self._accept(actor)
             w = self.opened(actor)
             assert self.boot is not None
             self._arm(self.boot, step, rng)
@@ -196,6 +231,7 @@ class Client:
             else:
                 DO[step.kind](w, op, step)
             op.outcome = "ok"
+            self.joined = True
             self._judge_conflicts(op, step)
         except Crashed:
             op.outcome = "crashed"
@@ -213,9 +249,9 @@ class Client:
         if op.outcome == "crashed":
             self._restart(actor, step, rng)
         else:
-            assert self.boot is not None
-            self.boot.crash_at = 0
-            self.boot.on_call = None
+            if self.boot is not None:  # else it has no secret yet
+                self.boot.crash_at = 0
+                self.boot.on_call = None
             if not step.stays and rng.random() < 0.4:  # a command on its own; else one that stays, as in a daemon
                 self.close()
         return op
@@ -287,6 +323,10 @@ class Client:
             self.revoked = True
             self.world.count("revoked told" if isinstance(error, RevokedError) else "excluded told")
             return
+        if isinstance(error, ExcludedError) and self.agreed.misused(self, in_doubt=True):
+            self.revoked = True
+            self.world.count("told that an invitation was used or ended")
+            return
         expected: tuple[type[MetaSyncError], ...] = (
             NoQuorumError, BackendError, GuardError, ForkError, WorkspaceError, DamagedError,
         )  # fmt: skip
@@ -294,218 +334,3 @@ class Client:
             expected = (*expected, UsageError, PassphraseError)
         if not isinstance(error, expected) or "damaged: " in error.message or isinstance(error, ExcludedError):
             raise Violation(f"{self.name}: {op.kind} ended with {type(error).__name__}: {error.message}") from error
-
-
-def _push(w: Workspace, op: Operation, step: Step) -> None:
-    report = w.push(f"{op.client} {step.seed}", force=step.force)
-    _pushed(op, report)
-
-
-def _pushed(op: Operation, report: Any) -> None:
-    op.version, op.pushed = report.version, report.version is not None
-    op.notes += ["found again"] * (report.found_again is not None)
-    if report.pulled is not None:
-        _pulled(op, report.pulled)
-
-
-def _pulled(op: Operation, report: Any) -> None:
-    op.notes += ["conflict"] * len(report.conflicts) + ["merged by lines"] * len(report.merged)
-    # Those that were found now: others, and older ones that come back, may be with what was pushed here.
-    found = [c for c in report.conflicts if c.sides[1].here and (c.sides[1].version or 0) >= report.before]
-    op.conflicts += [c.path for c in found]
-
-
-def _sync(w: Workspace, op: Operation, step: Step) -> None:
-    pulled, pushed = w.sync(f"{op.client} {step.seed}", force=step.force)
-    op.version = pulled.version
-    _pulled(op, pulled)
-    if pushed.version is not None:
-        _pushed(op, pushed)
-
-
-def _pull(w: Workspace, op: Operation, step: Step) -> None:
-    report = w.pull(force=step.force)
-    op.version = report.version
-    _pulled(op, report)
-
-
-def _status(w: Workspace, op: Operation, step: Step) -> None:
-    told = w.status()
-    op.version = told.newest if not told.problem else None
-    op.accused = accused_by_status(told)
-
-
-def _check(w: Workspace, op: Operation, step: Step) -> None:
-    report = w.check(read_data=bool(step.seed & 1))
-    op.version = report.version
-    op.accused = accused_by_check(report)
-
-
-def accused_by_status(told: Status) -> frozenset[str]:
-    """The backends of which `status` says that they are not well."""
-    return frozenset(b.name for b in told.backends if b.condition != "ok")
-
-
-def accused_by_check(report: CheckReport) -> frozenset[str]:
-    """The backends of which `check` says that something is wrong there, or was missing."""
-    brought = [note.partition(": ")[0] for note in report.notes if ": brought what was missing" in note]
-    return frozenset((*brought, *(p.backend for p in (*report.problems, *report.meta_problems))))
-
-
-def _rebalance(w: Workspace, op: Operation, step: Step) -> None:
-    report = w.rebalance(read_data=bool(step.seed & 1))
-    op.version = report.version
-
-
-def _repair(w: Workspace, op: Operation, step: Step) -> None:
-    report = w.check(read_data=bool(step.seed & 1), repair=True)
-    op.version = report.version
-    op.notes += ["copies made again"] * bool(report.repaired is not None and report.repaired.copies)
-
-
-def _gc(w: Workspace, op: Operation, step: Step) -> None:
-    """Takes away what no version needs, with some of the versions, or none."""
-    last = step.seed % 7
-    report = w.gc(Keep(last=last if last > 1 else 1 << 20))
-    op.version = report.version
-    op.notes += ["garbage deleted"] * any(freed.packs for freed in report.freed)
-    op.notes += ["versions dropped"] * bool(report.dropped) + ["packed anew"] * bool(report.packed_anew)
-
-
-def _tag(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    """Names the version that the folder is at, or one before."""
-    version = w.status().version
-    if version > 1:
-        w.tag(str(version - step.seed % 2), f"t{step.seed % 1000}")
-        op.notes.append("tagged")
-
-
-def _clone(w: Workspace, op: Operation, step: Step) -> None:
-    report = w._finish_clone()  # the first half, on real folders, has its own tests
-    op.version = None if report.problem else report.version
-
-
-def unlinked(w: Workspace) -> list[str]:
-    c = w._connections
-    return sorted(c.agreed_names - c.links.keys())
-
-
-def _link(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    """Tells the ways to all that lack one; of which one is emptied keeps nobody from the others."""
-    failed: UsageError | None = None
-    for name in unlinked(w):
-        if (store := agreed.store_of(w, name)) is not None:
-            try:
-                w.link(name, url_of(store))
-                op.notes.append("linked")
-            except UsageError as e:
-                failed = e
-    if failed is not None:
-        raise failed
-
-
-def _change_backends(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    agreed.changing(1)
-    try:
-        report = _changed(w, step, agreed)
-    finally:
-        agreed.changing(-1)
-    if report is not None:
-        op.version, op.pushed = report.version, report.version is not None
-        if step.kind == "remove":
-            agreed.left(report.name)
-
-
-def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
-    names = sorted(w._connections.agreed_names)
-    name = names[step.target % len(names)]
-    if step.kind == "add":
-        spare = agreed.spare(step.target)
-        role = "?role=storage" if step.seed % 4 == 0 else ""
-        return None if spare is None else w.backend_add(url_of(spare) + role, passphrase=PASSPHRASE)
-    if step.kind == "replace":
-        here = agreed.store_of(w, name)
-        return None if here is None else w.backend_add(url_of(here), replaces=name, passphrase=PASSPHRASE)
-    if step.kind == "rename":
-        return w.backend_set(name, new_name=f"n{step.seed % 1000}")
-    if step.kind == "copies":
-        return w.set_copies(2 + step.seed % 2, passphrase=PASSPHRASE)
-    if step.kind == "promote":
-        return w.backend_set(name, role="both", passphrase=PASSPHRASE)
-    if not agreed.may_leave(name):
-        return None
-    if step.kind == "remove":
-        return w.backend_remove(name, passphrase=PASSPHRASE)
-    return w.backend_set(name, role="storage", passphrase=PASSPHRASE)
-
-
-def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    op.version = w.key_rotate(PASSPHRASE, kdf=CHEAP).version
-    op.pushed = True
-
-
-def _oust(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    """Revokes the insider."""
-    if (device_id := agreed.insider()) is not None:
-        _revoke_device(w, op, agreed, device_id)
-
-
-def _recover(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    if without := agreed.lost(w):
-        op.version = w.recover(without, PASSPHRASE, confirm=NAME).version
-        op.notes.append("recovered")
-    elif (device_id := agreed.ender()) is not None:
-        op.version = w.recover([], PASSPHRASE, revoke=[device_id.hex()], confirm=NAME, kdf=CHEAP).version
-        op.notes += ["recovered", "recovered without a device"]
-
-
-def _skip(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    if (version := agreed.unreadable()) is not None:
-        op.version = w.skip(version, PASSPHRASE).version
-        op.pushed = True
-        op.notes.append("skipped")
-
-
-def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    agreed.revoking(op.client)
-    _revoke_device(w, op, agreed, agreed.device(step.target))
-
-
-def _revoke_device(w: Workspace, op: Operation, agreed: Agreed, device_id: bytes) -> None:
-    report = w.device_revoke([device_id.hex()], PASSPHRASE, kdf=CHEAP)
-    op.version, op.pushed = report.version, True
-    if report.complete and report.version is not None:
-        agreed.shut_out(device_id, report.version)
-    op.notes.append("revoked")
-
-
-CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
-    "link": _link,
-    "add": _change_backends,
-    "remove": _change_backends,
-    "replace": _change_backends,
-    "rename": _change_backends,
-    "promote": _change_backends,
-    "copies": _change_backends,
-    "tag": _tag,
-    "demote": _change_backends,
-    "rotate": _rotate,
-    "revoke": _revoke,
-    "oust": _oust,
-    "recover": _recover,
-    "skip": _skip,
-}
-"""Steps that change who takes part. They may be refused."""
-
-DO: Mapping[str, Callable[[Workspace, Operation, Step], None]] = {
-    "push": _push,
-    "sync": _sync,
-    "pull": _pull,
-    "status": _status,
-    "check": _check,
-    "rebalance": _rebalance,
-    "repair": _repair,
-    "gc": _gc,
-    "clone": _clone,
-}
-"""What a step's kind does. A new operation of the product is a function here and a kind in `plan`."""

@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from metasync.backends.api import Backend
+from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
+from metasync.config import Config
+from metasync.consensus.records.state import State
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, DeviceIdentity, DeviceSet, new_device
+from metasync.keys.invitation import decode_code
 from metasync.local.state_keys import (
     CLONING_KEY,
     CONFIG_KEY,
@@ -17,13 +21,15 @@ from metasync.local.state_keys import (
     PLACE_KEY,
     UNFINISHED_KEY,
 )
+from metasync.members.clone_invitation import opened_by
 from metasync.members.found import Founded, found
 from metasync.runtime.effects import Task
+from metasync.runtime.tasks import Runtime
 from metasync.session.folder import BASE_KEY, LINKS_KEY, Link
 from metasync.session.open_backend import NewBackend
 from simulation.db import Tables, empty_tables
 from simulation.disk import Node, Volume
-from simulation.machine import CHEAP, PASSPHRASE, Secret, url_of
+from simulation.machine import CHEAP, PASSPHRASE, Secret, place_of, url_of
 from simulation.network import Lines, SimStore, Store
 from simulation.runtime import SimRuntime
 from simulation.world import Actor, Boot, World
@@ -81,22 +87,46 @@ def next_secret(world: World, b: Beginning, name: str) -> Secret:
 
 def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, place: bytes, *, unfinished: bool) -> Tables:
     """What `init`, or the first half of `clone`, leaves in `.metasync`."""
-    made, tables = b.founded, empty_tables()
     links = {s.name: Link(url_of(s.name), FOLDER, s.identity.hex()) for s in stores}
+    made = b.founded
+    return _tables(secret[1], made.config, made.devices, links, made.state, place, {}, unfinished=unfinished)
+
+
+def accepted(
+    world: World, actor: Actor, client: str, code: str, stores: Mapping[str, Store], lines: Lines, secret: bytes
+) -> tuple[Secret, Tables]:
+    """What the first half of `clone --invite` leaves: the device's secret, and its `.metasync`. Errors as there."""
+    found = decode_code(code)
+    urls = {way.name: parse_url(way.url) for way in found.ways}
+    reached = {n: cast(Backend, SimStore(stores[url.path.rpartition("/")[2]], client)) for n, url in urls.items()}
+    runtime = cast(Runtime, SimRuntime(world, Boot(actor, 0), client, lines, reached))
+    made = opened_by(found, runtime, reached, urls, secret)
+    tables = _tables(
+        made.device, made.config, made.devices, made.links, made.state, place_of(client), made.more, unfinished=True
+    )  # fmt: skip
+    return (made.keys, made.device, made.certificate), tables
+
+
+def _tables(
+    device: DeviceIdentity, config: Config, devices: DeviceSet, links: dict[str, Link], state: State, place: bytes,
+    more: Mapping[str, bytes | None], *, unfinished: bool,
+) -> Tables:  # fmt: skip
+    tables = empty_tables()
     tables["kv"] = dict(
         [
             NAME_KEY.entry(NAME),
-            DEVICE_KEY.entry(secret[1].device_id),
-            CONFIG_KEY.entry(made.config),
+            DEVICE_KEY.entry(device.device_id),
+            CONFIG_KEY.entry(config),
             LINKS_KEY.entry(links),
-            BASE_KEY.entry(made.state),
+            BASE_KEY.entry(state),
             PLACE_KEY.entry(place),
             *([UNFINISHED_KEY.entry(True), CLONING_KEY.entry(True)] if unfinished else []),
+            *more.items(),
         ]
     )
     tables["objects"] = {
-        made.state.config: (META_KIND, made.config.encode()),
-        made.state.devices: (META_KIND, made.devices.encode()),
+        state.config: (META_KIND, config.encode()),
+        state.devices: (META_KIND, devices.encode()),
     }
     return tables
 

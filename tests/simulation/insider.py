@@ -158,11 +158,12 @@ class Insider:
             _STRIKES[strike.kind](self, forger, base, some)
 
     def _minority(self, grip: Grip, names: Sequence[str], config: Config) -> list[str]:
-        """So many backends as may be away, always the same ones."""
-        most = config.n - config.quorum
-        acceptors = sorted(map(grip.acceptor_of, names), key=lambda a: a not in self._few)
-        self._few += [a for a in acceptors[:most] if a not in self._few]
-        return [name for name in names if grip.acceptor_of(name) in acceptors[:most]]
+        """So many backends as may be away, always the same ones, also where one of them is out of reach now."""
+        few = {a.acceptor_id for _, a in config.acceptors}.intersection(self._few)
+        others = [a for a in map(grip.acceptor_of, names) if a not in few]
+        more = others[: max(config.n - config.quorum - len(few), 0)]
+        self._few += more
+        return [name for name in names if grip.acceptor_of(name) in few.union(more)]
 
     # what it writes
 
@@ -201,7 +202,7 @@ class Insider:
         self._tell(forger, base, some, Kind.ACCEPT, forger.round(self._number()), lie)
 
     def _contrary(self, forger: Forger, base: State, some: Sequence[str]) -> None:
-        rounds = self._witness.rounds_of(base.v + 1)
+        rounds = [r for r in self._witness.rounds_of(base.v + 1) if r[0] < ROUND_MAX]  # a vote in that one is a promise
         if rounds:
             rnd = Round(*self._rng.choice(rounds))
             self._tell(forger, base, some, Kind.ACCEPT, rnd, self._value(forger, base, lie=False))

@@ -5,7 +5,7 @@ Objects are decoded, and signatures checked, by the product's decoders; what the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import open_object
@@ -13,7 +13,7 @@ from metasync.consensus.records.entry import Entry
 from metasync.consensus.records.state import State
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
-from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.keys.device_set import UNUSED, DeviceSet, decode_device_set, invitations
 from metasync.keys.keyring import WorkspaceKeys
 
 
@@ -96,6 +96,34 @@ def _fault_of_devices(old: DeviceSet, new: DeviceSet, value: State) -> str:
             return "a device with other keys"
     ended = set(old.ended_ids) - set(new.ended_ids)
     return "an invitation that had ended" if ended and new.policy.epoch == old.policy.epoch else ""
+
+
+def misuse_of(keys: WorkspaceKeys, devices: DeviceSet, entry: Entry, invited: Mapping[bytes, bytes]) -> str:
+    """What a device that keeps the rules does not propose: one joins by an invitation once, while that is open.
+
+    `invited`: the invitation of each device that ever had one. No rule of 8.1: an admin certified that device.
+    """
+    value = entry.value
+    if value is None or not entry.devices or sha256(entry.devices) != value.devices:
+        return ""
+    base = entry.base
+    new = decode_device_set(_carried(keys, base, value.devices, entry.devices), base.ns_id)
+    then, now = ({i.invitation_id: i for i in invitations(d)} for d in (devices, new))
+    for certificate in new.certificates:
+        invitation_id = invited.get(certificate.device_id)
+        if invitation_id is None or devices.get(certificate.device_id) is not None:
+            continue
+        before, after = then.get(invitation_id), now.get(invitation_id)
+        if before is None or not before.is_open(base.v):
+            return "a device joins by an invitation that is not open"
+        if after is None or after.used == UNUSED:
+            return "a device joins, and its invitation stays open"
+    if value.epoch != base.epoch:
+        return "invitations outlive the keys" if now else ""
+    reused = [
+        i for i in then.values() if i.used != UNUSED and getattr(now.get(i.invitation_id), "used", None) != i.used
+    ]
+    return "an invitation that was used is so no more" if reused else ""
 
 
 def _fault_by_policy(config: Config, devices: DeviceSet) -> str:

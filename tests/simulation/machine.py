@@ -54,6 +54,7 @@ class SimMachine(Machine):
         keep: Callable[[Secret], None],
     ) -> None:
         super().__init__()
+        self.rests_after_s = None  # threads of their own are none of the world's
         self._world = world
         self._boot = boot
         self._client = client
@@ -66,6 +67,9 @@ class SimMachine(Machine):
 
     def disk(self) -> Disk:
         return SimDisk(self._volume, self._boot)
+
+    def mark(self) -> tuple[object, ...]:
+        return ()
 
     def wall_ns(self) -> int:
         return self._world.wall_ns() + self._skew_ns

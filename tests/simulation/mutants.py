@@ -36,6 +36,7 @@ from metasync.runtime.effects import Op, Persist, Reply, Task
 from metasync.session import connections
 from simulation.network import SimStore
 from simulation.plan import Plan, Pounce
+from simulation.seeds import PUSHES_BRIEF
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ MISSING: Final[Mapping[str, str]] = {
     "era-no-merge": "not caught in four minutes",
     "era-any-ring": "another ring of that epoch opens the record only where nothing is encrypted",
     "era-two-records": "two restarts that reach no backend in common",
+    "invite-newcomer": "taken in by its certificate: caught in one of some hundred plans with invitations",
     "liar-forges": "a backend has no keys to seal with; a device that signs as another is what garbage is",
     "void-newest": "who works on a version has its base for the newest state: both device sets are one",
     "newest-config": "the same of both configs",
@@ -143,7 +145,8 @@ def _swapped(plan: Plan, *, dies: bool = False) -> Plan:
     `dies`: it is started anew before that.
     """
     kinds = ("swap", "crash") if dies else ("swap",)
-    pounces = tuple(Pounce(v, "vote", kind, 40.0 + v % 3, 1.0) for v in range(4, 30, 5) for kind in kinds)
+    many = range(4, 30, 5) if plan.pushes > PUSHES_BRIEF[-1] + 1 else range(4, 10, 2)
+    pounces = tuple(Pounce(v, "vote", kind, 40.0 + v % 3, 1.0) for v in many for kind in kinds)
     return replace(plan, pounces=(*plan.pounces, *pounces))
 
 
@@ -169,7 +172,7 @@ def _small_quorum() -> Iterator[None]:
 
 @mutant("no-evidence", "the proposer sends its own value in spite of accepted ones that it saw")
 def _no_evidence() -> Iterator[None]:
-    def evidence(self: Instance) -> State | None:
+    def evidence(self: Instance, *, either: bool = False) -> State | None:
         return None
 
     with mock.patch.object(Instance, "evidence", evidence):
@@ -178,7 +181,7 @@ def _no_evidence() -> Iterator[None]:
 
 @mutant("low-evidence", "the proposer takes the value of the lowest accepted round, not of the highest")
 def _low_evidence() -> Iterator[None]:
-    def evidence(self: Instance) -> State | None:
+    def evidence(self: Instance, *, either: bool = False) -> State | None:
         votes = [(rnd, value) for a in self.acceptors.values() for rnd, value in a.log.votes.items()]
         return min(votes, key=lambda vote: vote[0])[1] if votes else None
 

@@ -371,7 +371,7 @@ def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "
     never = FunctionType(truncation._create.__code__, {**vars(truncation), "STEP": 1 << 62}, "_create")
     missing = (
         "isinstance(reply.error, NotFoundError):",
-        "isinstance(reply.error, NotFoundError):\n                continue",
+        "isinstance(reply.error, NotFoundError):\n            continue",
     )
     enough = {"above": "a == name and f > done", "elsewhere": "f == done + STEP"}.get(covering)
     due = (
@@ -386,7 +386,7 @@ def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "
             few = "sum(made.values()) < instance.quorum", "not any(made.values())"
             stack.enter_context(rewritten(truncation, "_make", few))
         if covering:
-            stack.enter_context(rewritten(truncation, "bound_logs", missing, due, gone))
+            stack.enter_context(rewritten(truncation, "_bound_one", missing, due, gone))
         yield
 
 

@@ -13,8 +13,11 @@ from metasync.consensus.records import log_replay
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
+from metasync.keys.device_set import Certificate, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.members import admission
 from metasync.runtime.effects import Task
+from metasync.session import agreement
 from simulation.mutants import mutant, needs, rewritten
 from simulation.plan import Plan
 from simulation.scenarios import told_of_a_late_lie, voted_alone
@@ -142,4 +145,22 @@ def _era_old_names() -> Iterator[None]:
         return real(self, min(epoch for epoch, _ in self.epoch_keys), place)
 
     with mock.patch.object(WorkspaceKeys, "log_name", log_name):
+        yield
+
+
+# Invitations.
+
+
+@mutant("invite-again", "who finds an invitation used takes that for its own use of it", needs("guests"))
+def _invite_again() -> Iterator[None]:
+    with mock.patch.object(agreement, "_is_used_here", return_value=True):
+        yield
+
+
+@mutant("invite-left-open", "a device joins without using its invitation up", needs("guests"))
+def _invite_left_open() -> Iterator[None]:
+    def joined(devices: DeviceSet, certificate: Certificate, v: int, secret: bytes) -> DeviceSet:
+        return devices.with_device(certificate)
+
+    with mock.patch.object(admission, "joined", joined):
         yield

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from metasync.workspace import Workspace
 from simulation import checks
-from simulation.agreed import Agreed
+from simulation.agreed import AgreedIn
 from simulation.calm import Calm
 from simulation.client import Client, Operation
 from simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
@@ -23,7 +23,6 @@ from simulation.network import Hold, Lines, Rates, Store
 from simulation.plan import INSIDER, ClientPlan, Fault, Plan, Pounce, Step, Strike
 from simulation.sealing import repeatable_sealing
 from simulation.short_logs import short_logs
-from simulation.thief import Thief
 from simulation.witness import Witness
 from simulation.world import Actor, Boot, Violation, World
 
@@ -51,103 +50,6 @@ def make_stores(plan: Plan, world: World) -> dict[str, Store]:
     return out | {f"s{n}": Store(f"s{n}", world) for n in range(plan.spares)}
 
 
-class _Agreed(Agreed):
-    """What users know of each other's backends and devices."""
-
-    def __init__(self, play: Play) -> None:
-        self._play = play
-        self.forks = play.plan.beyond
-
-    @property
-    def _witness(self) -> Witness:
-        assert self._play.witness is not None
-        return self._play.witness
-
-    def is_excluded(self, client: Client, revoked: bool) -> bool:
-        assert client.secret is not None
-        device_id, devices = client.secret[1].device_id, self._witness.devices
-        if revoked:
-            return device_id in devices.revoked_ids
-        return devices.get(device_id) is None and devices.chain.epoch > 1
-
-    def spare(self, number: int) -> str | None:
-        taken = {e.identity for e in self._witness.config.backends}
-        free = [n for n, s in self._play.stores.items() if s.identity not in taken and n not in self._play._wiped]
-        return free[number % len(free)] if free else None
-
-    def may_leave(self, name: str) -> bool:
-        play, config = self._play, self._witness.config
-        entry = config.named(name)
-        if entry is None:
-            return False
-        wiped = {play.stores[n].identity for n in play._wiped} & {e.identity for e in config.backends}
-        return not wiped or entry.identity in wiped
-
-    def changing(self, by: int) -> None:
-        self._play._changing += by
-
-    def left(self, name: str) -> None:
-        play = self._play
-        taken = {e.identity for e in self._witness.config.backends}
-        if any(f.kind == "empty" for f in play.plan.faults):
-            return  # the plan says when
-        for store in play.stores.values():
-            if store.identity not in taken and store.objects and play.world.rng.random() < 0.7:
-                play.world.at(play.world.rng.choice((0.1, 30.0, 400.0)), partial(play.empty_removed, store))
-
-    def device(self, number: int) -> bytes:
-        devices = self._witness.devices.certificates
-        return devices[number % len(devices)].device_id
-
-    def revoking(self, client: str) -> None:
-        """One provider is often out of its reach, so that one log stays open."""
-        world = self._play.world
-        if world.rng.random() < 0.7:
-            store = world.rng.choice(list(self._play.stores.values()))
-            store.cut_off[client] = max(store.cut_off.get(client, 0.0), world.now + 20.0)
-
-    def shut_out(self, device_id: bytes, version: int) -> None:
-        play = self._play
-        stolen = next(c for c in play.clients if c.secret is not None and c.secret[1].device_id == device_id)
-        assert stolen.secret is not None
-        thief = Thief(play.world, self._witness, stolen.secret)
-        for seconds in (0.0, 0.3, 2.0, 20.0):
-            play.world.at(seconds, lambda: thief.strike(version))
-            play.world.at(seconds, lambda: thief.strike(self._witness.newest.v + 1))
-
-    def floors(self) -> Collection[int]:
-        return self._witness.floors
-
-    def insider(self) -> bytes | None:
-        found = self._play.insider
-        return None if found is None or self._witness.devices.get(found.device_id) is None else found.device_id
-
-    def lost(self, w: Workspace) -> list[str]:
-        stores = self._play.stores_by
-        return [e.name for e in w._connections.config.backends if stores[e.identity].gone]
-
-    def unreadable(self) -> int | None:
-        found, v = self._play.insider, None
-        nowhere = set() if found is None else found.nowhere
-        for state in reversed(self._witness.chain):
-            if not {state.master, state.index.hash} & nowhere:
-                break
-            v = state.v
-        return v
-
-    def ender(self) -> bytes | None:
-        found = self._play.insider
-        return self.insider() if found is not None and found.ended else None
-
-    def may_stop(self) -> bool:
-        plan = self._play.plan
-        return not self._play.healed and any(s.kind == "contrary" for s in plan.insider)
-
-    def store_of(self, w: Workspace, name: str) -> str | None:
-        entry = w._connections.config.named(name)
-        return None if entry is None else self._play.stores_by[entry.identity].name
-
-
 class Play:
     """A world with its stores, clients and witness."""
 
@@ -167,11 +69,12 @@ class Play:
             client.never_restored = not images
             client.user.goes_back = "back" in plan.features
             client.moved = lambda: set().union(*(c.user.moved for c in self.clients))
-            client.agreed = _Agreed(self)
+            client.agreed = AgreedIn(self)
         self.witness: Witness | None = None
         self._wiped: set[str] = set()
         self._changing = 0  # changes of the backends that are under way
         self.healed = False
+        self.recovered_era = 0  # the newest era whose beginning came to its end
 
     def run(self) -> Outcome:
         """The whole simulation, in this thread and the clients'."""
@@ -222,9 +125,14 @@ class Play:
 
     def _lives(self) -> list[Actor]:
         """What the clients do until the faults end."""
-        spawn = self.world.spawn
-        actors = [spawn(c.name, c.live) for c in self.clients if not c.plan.copy_of]
-        return actors + [spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
+
+        def body(client: Client) -> Callable[[Actor], None]:
+            if client.plan.copy_of:
+                return partial(self._live_as_copy, client)
+            return partial(self._live_as_guest, client) if client.plan.invited else client.live
+
+        later = sorted(self.clients, key=lambda c: bool(c.plan.copy_of) + bool(c.plan.invited))
+        return [self.world.spawn(c.name, body(c)) for c in later]
 
     def _until(self, done: Callable[[], bool]) -> None:
         world = self.world
@@ -252,7 +160,7 @@ class Play:
             store.keeps_past = plan.beyond
         self.witness.tolerates_forks = plan.beyond
         self.witness.on_moment = self._pounce
-        for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
+        for n, client in enumerate(c for c in self.clients if not c.plan.copy_of and not c.plan.invited):
             client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
             client.tables = local_state(b, list(first.values()), client.secret, place_of(client.name), unfinished=n > 0)
             make_state_dir(client.volume)
@@ -267,7 +175,7 @@ class Play:
             client.operate(actor, Step("clone", 0), client.rng())
 
         for client in self.clients[1:]:
-            if not client.plan.copy_of:
+            if not client.plan.copy_of and not client.plan.invited:
                 actor = self.world.spawn(client.name, partial(clone, client))
                 self._until(lambda actor=actor: actor.ended)  # type: ignore[misc]
             if client.name == INSIDER:
@@ -286,6 +194,14 @@ class Play:
                 return
             actor.sleep(5.0)
         client.gone = True
+
+    def _live_as_guest(self, client: Client, actor: Actor) -> None:
+        for _ in range(CLONE_TRIES):
+            if client.code:
+                client.live(actor)
+                return
+            actor.sleep(5.0)
+        client.gone = True  # nobody invited it
 
     # faults
 
@@ -318,7 +234,9 @@ class Play:
             lands, refuses = until if fault.kind == "hold" else 0.0, fault.kind == "refuse"
             store.holds.append(Hold(fault.client, fault.calls, until, lands, fault.amount, refuses))
         elif fault.kind == "gone":
-            self._lose(fault)
+            self._lose([self.stores[f"b{f.backend}"] for f in self.plan.faults if f.kind == "gone"], fault)
+        elif fault.kind == "gone again":
+            self._lose_again(fault)
         elif fault.kind == "empty":
             self.empty_removed(store)
         elif fault.kind == "rollback":
@@ -375,19 +293,47 @@ class Play:
             self._wipe(store)
             others[0].down_until = max(others[0].down_until, until)
 
-    def _lose(self, fault: Fault, tries: int = LOSS_TRIES) -> None:
+    def _lose(self, lost: Sequence[Store], fault: Fault, tries: int = LOSS_TRIES) -> None:
         """A majority is lost for good, when the others have a copy of everything."""
-        lost = [self.stores[f"b{f.backend}"] for f in self.plan.faults if f.kind == "gone"]
-        left = {checks.meaning(p) for s in self.stores.values() if s not in lost for p in s.objects}
+        left = {checks.meaning(p) for s in self.stores.values() if s not in lost and not s.gone for p in s.objects}
         missing = any(checks.is_content(p) and checks.meaning(p) not in left for s in lost for p in s.objects)
         if missing and not fault.amount:
             if tries:
-                self.world.at(LOSS_S, lambda: None if self.healed else self._lose(fault, tries - 1))
+                self.world.at(LOSS_S, lambda: None if self.healed else self._lose(lost, fault, tries - 1))
             self.world.count("loss put off")
             return
         self.world.count("majority lost", not lost[0].gone)
+        self.world.count("majority lost again", fault.kind == "gone again")
         for store in lost:
             store.gone = True
+
+    def _lose_again(self, fault: Fault, tries: int = LOSS_TRIES) -> None:
+        """After a recovery a majority of what that left is lost, too."""
+        assert self.witness is not None
+        config = self.witness.config
+        if self.recovered_era and config.quorum > 1:
+            acceptors = [self.stores_by[e.identity] for e, _ in config.acceptors]
+            drawn = random.Random(fault.at_s).sample(acceptors, config.n - config.quorum + 1)
+            self._lose(drawn, fault, tries)
+        elif tries:
+            self.world.at(LOSS_S, lambda: None if self.healed else self._lose_again(fault, tries - 1))
+
+    def is_lost_again(self) -> bool:
+        """Whether a second loss is in the plan, and did not come yet."""
+        return any(f.kind == "gone again" for f in self.plan.faults) and not self.world.counts["majority lost again"]
+
+    def lose_again(self) -> None:
+        """Has it come now, if the others have a copy of everything."""
+        self._lose_again(next(f for f in self.plan.faults if f.kind == "gone again"), tries=0)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing can be agreed until somebody recovers, or a recovery was begun and has not ended."""
+        assert self.witness is not None
+        config, newest = self.witness.config, self.witness.newest
+        lost = sum(self.stores_by[e.identity].gone for e, _ in config.acceptors)
+        ended = self.insider is not None and newest.v + 1 in self.insider.ended
+        return config.n - lost < config.quorum or ended or newest.era > self.recovered_era
 
     def _hide(self, store: Store, seconds: float) -> None:
         if not self.healed:

@@ -94,7 +94,7 @@ class Library:
             return
         root = decode_root(self._meta(RecordKind.META, state.index.hash, "the pack index"))
         segments = [
-            decode_segment(self._meta(RecordKind.META, item.ref.hash, "a segment of the pack index"))
+            decode_segment(item.inline or self._meta(RecordKind.META, item.ref.hash, "a segment of the pack index"))
             for item in root.items
         ]
         dropped = {key for segment in segments for key in segment.tombstones}

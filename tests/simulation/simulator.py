@@ -1,6 +1,7 @@
 """`python -m simulation.simulator`: many simulations on all cores (`make simulate`, docs/design/simulation.md).
 
     --seeds 300 --first 1    so many seeds, from this one on
+    --longer                 without it four plans in five are brief
     --replay FILE            the plans of a file instead, one JSON document per line
     --show SEED              one seed, with its trace
     --mutants                for each broken rule: how many seeds until it is caught
@@ -26,6 +27,7 @@ from typing import Final
 from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed, mutants_stocks, mutants_trust  # noqa: F401  # for theirs
 from simulation.shrink import decode_plan, encode_plan, shrunk
 
+LONGER_EVERY: Final = 5  # seeds
 SHRINK_RUNS: Final = 400
 MUTANT_SEEDS: Final = 2_000
 MUTANT_S: Final = 240.0  # and so many seconds of a processor, for one mutant
@@ -104,7 +106,15 @@ INTERESTING: Final = (
     "recovered without a device",
     "void value",
     "majority lost",
+    "majority lost again",
+    "another era begun",
     "recovered",
+    "invited",
+    "invitation opened",
+    "joined by an invitation",
+    "invitation taken back",
+    "told that an invitation was used or ended",
+    "machine gone for good",
     "era begun",
     "era carries a value",
     "era leaves versions behind",
@@ -122,8 +132,16 @@ def simulated(plan: Plan) -> Outcome:
     return Play(plan).run()
 
 
-def _one(seed: int) -> Outcome:
-    return simulated(make_plan(seed))
+def plan_of(seed: int, longer: bool = False) -> Plan:
+    """The plan of a seed in a batch: brief, but for one in a few seeds, so that both kinds take about as much time.
+
+    `longer`: none is brief.
+    """
+    return make_plan(seed, brief=not longer and seed % LONGER_EVERY != 0)
+
+
+def _one(case: tuple[int, bool]) -> Outcome:
+    return simulated(plan_of(*case))
 
 
 @dataclass
@@ -143,13 +161,14 @@ class Batch:
             self.failures.append(outcome)
 
 
-def batch(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
+def batch(seeds: Sequence[int], jobs: int, longer: bool = False) -> Iterator[Outcome]:
     """The outcomes of seeds, in no certain order."""
+    cases = [(seed, longer) for seed in seeds]
     if jobs <= 1:
-        yield from map(_one, seeds)
+        yield from map(_one, cases)
         return
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=200) as pool:
-        yield from pool.imap_unordered(_one, seeds, chunksize=4)
+        yield from pool.imap_unordered(_one, cases, chunksize=4)
 
 
 def kind_of(failure: str) -> str:
@@ -164,9 +183,9 @@ def made_smaller(plan: Plan, failure: str) -> Plan:
     return shrunk(plan, lambda p: kind_of(simulated(p).failure) == wanted, SHRINK_RUNS)
 
 
-def report_failure(outcome: Outcome, keep: Path | None) -> None:
+def report_failure(outcome: Outcome, keep: Path | None, longer: bool) -> None:
     """Says all about a failing seed, after running it once more."""
-    plan = make_plan(outcome.seed)
+    plan = plan_of(outcome.seed, longer)
     again = simulated(plan)
     say(f"seed {outcome.seed} FAILED: {outcome.failure}")
     if (again.trace, again.failure) != (outcome.trace, outcome.failure):
@@ -192,13 +211,13 @@ def show(plan: Plan) -> int:
     return bool(outcome.failure)
 
 
-def run_batch(first: int, count: int, jobs: int, keep: Path | None) -> int:
+def run_batch(first: int, count: int, jobs: int, keep: Path | None, longer: bool) -> int:
     """Seeds from `first` on; prints what came of them. 0: all is well."""
     done, began = Batch(), time.monotonic()
-    for outcome in batch(range(first, first + count), jobs):
+    for outcome in batch(range(first, first + count), jobs, longer):
         done.add(outcome)
         if outcome.failure:
-            report_failure(outcome, keep)
+            report_failure(outcome, keep, longer)
     took = time.monotonic() - began
     say(f"{done.seeds} seeds from {first}, {done.pushes} versions pushed, {done.seeds / took:.1f} seeds per second")
     for event, n in sorted(done.counts.items()):
@@ -222,42 +241,90 @@ def replay(file: Path) -> int:
     return bool(failed)
 
 
-def _caught(name_and_seed: tuple[str, int]) -> tuple[str, str, float]:
-    """-> what a mutant violates in a seed, what is wrong in the same plan without it (nothing must be), CPU seconds."""
-    name, seed = name_and_seed
-    began = time.process_time()
+@dataclass
+class _Hunt:
+    """How long it took to catch a mutant with one kind of plans. `alike`: what failed without the mutant, too."""
+
+    tried: int = 0
+    cpu_s: float = 0.0
+    caught: int = 0
+    by: str = ""
+    alike: str = ""
+
+    @property
+    def told(self) -> str:
+        if not self.caught:
+            return f"{'-':>6} {'-':>7}"
+        return f"{self.tried / self.caught:6.0f} {self.cpu_s / self.caught:7.1f}"
+
+
+def _caught(case: tuple[str, int, bool]) -> tuple[str, str, float, bool]:
+    """-> what a mutant violates in a seed, what is wrong in the same plan without it (nothing must be), CPU seconds of
+    the run with it, whether the seed's plan can show anything."""
+    name, seed, brief = case
     broken = mutants.MUTANTS[name]
-    plan = broken.fits(make_plan(seed))
-    failure = sound = ""
-    if plan is not None:
-        with broken.broken():
-            failure = simulated(plan).failure
-        if broken.beside and broken.beside in failure:
-            failure = ""
-        if failure:
-            sound = simulated(plan).failure
-    return failure, sound, time.process_time() - began
+    plan = broken.fits(make_plan(seed, brief=brief))
+    if plan is None:
+        return "", "", 0.0, False
+    began = time.process_time()
+    with broken.broken():
+        failure = simulated(plan).failure
+    took = time.process_time() - began
+    if broken.beside and broken.beside in failure:
+        failure = ""
+    return failure, simulated(plan).failure if failure else "", took, True
 
 
-def run_mutants(names: Sequence[str], first: int, most: int, jobs: int) -> int:
-    """For each mutant, seeds until one shows it: at most so many, and for MUTANT_S. 0: all are caught."""
-    missed = []
-    say(f"{'mutant':20} {'seeds':>5} {'CPU s':>5}  caught by")
+def has_its_own(name: str) -> bool:
+    """Whether a mutant brings a plan of its own, so that the kind of the seed's makes no difference."""
+    plans = (mutants.MUTANTS[name].fits(make_plan(seed)) for seed in range(1, 4))
+    return any(plan is not None and "scenario" in plan.features for plan in plans)
+
+
+def hunt(name: str, seeds: Sequence[int], catches: int, jobs: int, *, brief: bool) -> _Hunt:
+    """Seeds until they have caught a mutant so many times, or have taken MUTANT_S of a processor for each."""
+    out = _Hunt()
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        for failure, sound, cpu_s, fits in pool.imap(_caught, [(name, seed, brief) for seed in seeds]):
+            out.tried, out.cpu_s = out.tried + fits, out.cpu_s + cpu_s
+            if failure and not sound:
+                out.caught, out.by = out.caught + 1, out.by or failure
+            out.alike = out.alike or sound
+            if out.caught >= catches or out.cpu_s > MUTANT_S * catches:
+                break
+        pool.terminate()
+    return out
+
+
+def run_mutants(names: Sequence[str], first: int, most: int, jobs: int, catches: int = 1) -> int:
+    """For each mutant, and each kind of plans: seeds and CPU seconds for a catch. 0: all are caught.
+
+    Seeds are those whose plan can show the mutant at all; the mean, where there is more than one catch.
+    """
+    missed, total, longer = [], {True: 0.0, False: 0.0}, []
+    say(f"{'':22} {'brief plans':>14} {'longer plans':>15}")
+    say(f"{'mutant':22} {'seeds':>6} {'CPU s':>7}  {'seeds':>6} {'CPU s':>7}  caught by")
     for name in names:
-        tried, took, caught, alike = 0, 0.0, "", ""
-        with multiprocessing.get_context("fork").Pool(jobs) as pool:
-            for failure, sound, cpu_s in pool.imap(_caught, [(name, s) for s in range(first, first + most)]):
-                tried, took = tried + 1, took + cpu_s
-                caught, alike = "" if sound else failure, alike or sound
-                if caught or took > MUTANT_S:
-                    break
-            pool.terminate()
-        if not caught or alike:
+        own = has_its_own(name)
+        found = {brief: hunt(name, range(first, first + most), catches, jobs, brief=brief) for brief in (True, False)
+                 if not (own and brief)}  # fmt: skip
+        by = next((h.by for h in found.values() if h.by), "")
+        alike = next((h.alike for h in found.values() if h.alike), "")
+        if not by or alike:
             missed.append(name)
-        say(f"{name:20} {tried:5} {took:5.0f}  {caught[:100] or 'NOT CAUGHT'}")
+        if not own and not found[True].caught:
+            longer.append(name)
+        if all(h.caught for h in found.values()) and not own:
+            for brief, h in found.items():
+                total[brief] += h.cpu_s / h.caught
+        first_column = found[True].told if True in found else f"{'a plan of its own':>14}"[:17]
+        columns = [first_column, found[False].told]
+        say(f"{name:22} {'  '.join(columns)}  {by[:90] or 'NOT CAUGHT'}")
         if alike:
-            say(f"{'':20} A PLAN OF IT FAILS WITHOUT IT TOO: {alike[:100]}")
+            say(f"{'':22} A PLAN OF IT FAILS WITHOUT IT TOO: {alike[:100]}")
     say(f"{len(names) - len(missed)} of {len(names)} caught" + (f"; not: {', '.join(missed)}" if missed else ""))
+    say(f"caught by both kinds: {total[True]:.0f} CPU s with brief plans, {total[False]:.0f} with longer ones")
+    say(f"longer plans only: {', '.join(longer) or 'none'}")
     say(f"not built yet, or not reached: {', '.join(mutants.MISSING)}")
     return bool(missed)
 
@@ -268,18 +335,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, help="file to which failing plans are added")
+    parser.add_argument("--longer", action="store_true", help="no brief plans: without it four in five are")
     parser.add_argument("--replay", type=Path, help="file of plans to run instead")
     parser.add_argument("--show", type=int, help="one seed, with its trace")
     parser.add_argument("--mutants", nargs="*", help="broken rules to be caught: all, or these")
+    parser.add_argument("--catches", type=int, default=1, help="so many times each, for the mean")
     asked = parser.parse_args(words)
     if asked.show is not None:
-        return show(make_plan(asked.show))
+        return show(plan_of(asked.show, asked.longer))
     if asked.replay is not None:
         return replay(asked.replay)
     if asked.mutants is not None:
         names = asked.mutants or list(mutants.MUTANTS)
-        return run_mutants(names, asked.first, min(asked.seeds, MUTANT_SEEDS), asked.jobs)
-    return run_batch(asked.first, asked.seeds, asked.jobs, asked.keep)
+        return run_mutants(names, asked.first, min(asked.seeds, MUTANT_SEEDS), asked.jobs, asked.catches)
+    return run_batch(asked.first, asked.seeds, asked.jobs, asked.keep, asked.longer)
 
 
 if __name__ == "__main__":

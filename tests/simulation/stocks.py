@@ -76,8 +76,10 @@ class Stocks:
         if digest not in self._indexes:
             try:
                 root = decode_root(open_object(keys, RecordKind.META, self.metas[digest]))
-                refs = [item.ref.hash for item in root.items]
-                segments = [decode_segment(open_object(keys, RecordKind.META, self.metas[r])) for r in refs]
+                segments = [
+                    decode_segment(i.inline or open_object(keys, RecordKind.META, self.metas[i.ref.hash]))
+                    for i in root.items
+                ]
             except KeyError:
                 return None
             gone = {key for segment in segments for key in segment.tombstones}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulation import campaign, campaigns, client
+from simulation import campaign, campaigns, steps
 from simulation.campaign import Campaign, make_campaign
 from simulation.play import Outcome
 from simulation.real_campaign import RealCampaign
@@ -26,7 +26,7 @@ def test_what_is_harmed_is_named_and_made_whole() -> None:
 
 
 def test_a_backend_that_is_not_named_ends_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "accused_by_check", lambda report: frozenset())
+    monkeypatch.setattr(steps, "accused_by_check", lambda report: frozenset())
     failure = Campaign(make_campaign(SEED), 2).run().failure
     assert "check accuses []" in failure
 
@@ -35,8 +35,8 @@ def test_copies_that_are_not_made_again_end_the_campaign(monkeypatch: pytest.Mon
     def nothing(*_: Any) -> None:
         """No repair."""
 
-    monkeypatch.setitem(client.DO, "repair", nothing)  # type: ignore[misc]
-    monkeypatch.setitem(client.DO, "rebalance", nothing)  # type: ignore[misc]
+    monkeypatch.setitem(steps.DO, "repair", nothing)  # type: ignore[misc]
+    monkeypatch.setitem(steps.DO, "rebalance", nothing)  # type: ignore[misc]
     failure = Campaign(make_campaign(SEED), 2).run().failure
     assert "packs lack copies" in failure
 

@@ -29,7 +29,7 @@ from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.consensus.records.state import State
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
-from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.keys.device_set import UNUSED, DeviceSet, decode_device_set, invitations
 from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
 from metasync.store.moves import earlier
 from simulation import judge
@@ -109,9 +109,10 @@ class Witness:
         self.tolerates_forks = False
         self.stolen: set[bytes] = set()  # changes that nobody proposes who may
         self.liars: set[bytes] = set()  # devices that keep no rule
+        self.invited: dict[bytes, bytes] = {}  # device -> its invitation, of all that were ever agreed
+        self.used: dict[bytes, bytes] = {}  # invitation -> by whom, as the device set says it
         self.records: dict[int, EraRecord] = {}
-        self.ended: list[State] = []  # the chain of the era before, as it was when that ended
-        self.era_at = 0.0
+        self.ended: list[tuple[list[State], float]] = []  # the chains of the eras before, and when each ended
         self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
         self._openers = openers
         self._expected: dict[tuple[str, str], tuple[_Acceptor, bytes, int]] = {}
@@ -291,6 +292,8 @@ class Witness:
         fault = judge.fault_of(self.keys, self.chain, instance.config, instance.devices, entry)
         if fault and not lying:
             raise Violation(f"a device proposed for version {entry.v} what may not be: {fault}")
+        if not lying and (misuse := judge.misuse_of(self.keys, instance.devices, entry, self.invited)):
+            raise Violation(f"a device proposed for version {entry.v} what may not be: {misuse}")
         if fault:
             self.world.count("void value")
         return bool(fault)
@@ -374,14 +377,16 @@ class Witness:
             raise Violation(f"era {record.number} goes on from version {last} as nobody decided it")
         self._check_carried(record)
         self.stocks.blind = True
-        self.ended, self.era_at = self.chain, self.world.now
-        self.chain = [*self.ended[: last + 1], *[record.ended] * (record.first.v - last - 1), record.first]
+        before = self.chain
+        self.ended.append((before, self.world.now))
+        self.chain = [*before[: last + 1], *[record.ended] * (record.first.v - last - 1), record.first]
         self._expected.clear()
         self._instances = {v: i for v, i in self._instances.items() if v <= last}
         self.world.trace("era", record.number, record.first.hash.hex()[:16])
         self.world.count("era begun")
         self.world.count("era carries a value", record.carried is not None)
-        self.world.count("era leaves versions behind", len(self.ended) - 1 > last)
+        self.world.count("era leaves versions behind", len(before) - 1 > last)
+        self.world.count("another era begun", len(self.ended) > 1)
         self._open(record.first.v + 1)
 
     # what the insider looks up
@@ -424,6 +429,7 @@ class Witness:
             self._note(instance, rnd, value)
             if value.epoch != instance.base.epoch:
                 self._follow_keys(value)
+            self._note_invitations(value)
             if not self.tolerates_forks:
                 configs = instance.config, self.config_of(value)
                 self.stocks.decided(self.keys, instance.base, value, *configs)
@@ -433,6 +439,13 @@ class Witness:
             self.world.count("fork")
             if not self.tolerates_forks:
                 raise Violation(f"two values were decided for version {v}")
+
+    def _note_invitations(self, value: State) -> None:
+        for item in invitations(self.devices_of(value)):
+            self.invited[item.device_id] = item.invitation_id
+            if item.used != UNUSED and item.invitation_id not in self.used:
+                self.used[item.invitation_id] = item.used
+                self.world.count("joined by an invitation")
 
     def _note(self, instance: _Instance, rnd: _Round, value: State) -> None:
         count = self.world.count

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from metasync.codec import u32
 from metasync.errors import FormatError, UpgradeError
+from metasync.local import spill
+from metasync.local.spill import Spool, Spooled
 from metasync.objects.model import ObjectKind
 from metasync.session.write_index import MERGED_BYTES_MAX, TIER_SEGMENTS_MAX, crowded, merge
-from metasync.store import index
+from metasync.store import index, listed_packs
 from metasync.store import pack_format as packfile
 from metasync.store.index import (
     TIER_BYTES_BASE,
@@ -36,7 +38,7 @@ from metasync.store.index import (
     pack_objects,
     segments_of,
 )
-from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
+from metasync.store.pack_format import HEADER_BYTES, Header, Located, Packs, Segment
 from metasync.store.packs import read_footer
 
 HEADER = packfile.encode_header(Header(0, 1, digest(0)))
@@ -93,7 +95,7 @@ def test_a_pack_listed_twice_is_our_own_mistake():
 def test_all_fields_of_a_pack_survive():
     record, located = pack(1)
     record = record._replace(tags=((1, b"md5"), (9, b"hash")))
-    located = [o._replace(kind=ObjectKind.DIR, encoding=1) for o in located]
+    located = [o._replace(kind=ObjectKind.DIR, encoding=2) for o in located]
     back = decode_segment(encode_segment(make_segment([(record, located)])))
     assert back.packs == (record,)
     assert [o for _, o in back] == sorted(located, key=lambda o: o.id)
@@ -137,6 +139,7 @@ def raw_segment(s: IndexSegment, records: bytes) -> IndexSegment:
 
 
 RECORD, LOCATED = pack(1)
+TOO_LARGE = Segment(5, (64 << 20) + 1, digest(1))
 ONE = make_segment([(RECORD, LOCATED)])
 ROWS = [ONE.objects[i : i + 49] for i in range(0, 3 * 49, 49)]
 
@@ -148,8 +151,8 @@ def altered(row: bytes, at: int, value: int) -> bytes:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (IndexSegment((RECORD, RECORD), b""), "packs out of order"),
-        (IndexSegment(tuple(sorted([RECORD, pack(2)[0]], reverse=True)), b""), "packs out of order"),
+        (IndexSegment(Packs.of([RECORD, RECORD]), b""), "packs out of order"),
+        (IndexSegment(Packs.of(sorted([RECORD, pack(2)[0]], reverse=True)), b""), "packs out of order"),
         (raw_segment(ONE, ROWS[1] + ROWS[0]), "objects out of order"),
         (raw_segment(ONE, ROWS[0] * 2), "objects out of order"),
         (raw_segment(ONE, altered(ROWS[0], 32, 0)), "kind 0"),
@@ -157,11 +160,14 @@ def altered(row: bytes, at: int, value: int) -> bytes:
         (raw_segment(ONE, altered(ROWS[0], 40, 1)), "outside its segments"),
         (raw_segment(ONE, altered(ROWS[0], 43, 255)), "outside its segment"),
         (raw_segment(ONE, altered(ROWS[0], 47, 255)), "outside its segment"),
-        (IndexSegment((), b"", ((2, digest(1)), (1, digest(2)))), "tombstones out of order"),
-        (IndexSegment((), b"", ((1, digest(1)), (1, digest(1)))), "tombstones out of order"),
-        (IndexSegment((RECORD._replace(size=packfile.PACK_BYTES_MAX + 1),), b""), "impossible numbers"),
-        (IndexSegment((RECORD._replace(size=100),), b""), "beyond their pack"),
-        (IndexSegment((RECORD._replace(segments=(Segment(5, (64 << 20) + 1, digest(1)),)),), b""), "too large"),
+        (IndexSegment(Packs.of([]), b"", ((2, digest(1)), (1, digest(2)))), "tombstones out of order"),
+        (IndexSegment(Packs.of([]), b"", ((1, digest(1)), (1, digest(1)))), "tombstones out of order"),
+        (IndexSegment(Packs.of([RECORD._replace(size=packfile.PACK_BYTES_MAX + 1)]), b""), "impossible numbers"),
+        (IndexSegment(Packs.of([RECORD._replace(size=100)]), b""), "beyond their pack"),
+        (
+            IndexSegment(Packs.of([RECORD._replace(segments=(Segment(5, (64 << 20) + 1, digest(1)),))]), b""),
+            "too large",
+        ),
     ],
 )
 def test_impossible_segments_are_refused(bad, why):
@@ -455,10 +461,11 @@ def test_a_large_index_finds_by_tables_what_a_small_one_finds_by_maps(numbers, b
     kinds = (ObjectKind.BLOB, ObjectKind.DIR)
     record, _ = pack(1)
     objects = [Located(kinds[i % 2], object_id, 0, 0, 10) for i, object_id in enumerate(ids)]
-    small, large = Index([make_segment([(record, objects)])]), Index([make_segment([(record, objects)])])
+    small = Index([make_segment([(record, objects)])])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "MAP_AFTER", 1 << 30)
         patch.setattr(index, "MAP_OBJECTS_MAX", -1)
+        large = Index([make_segment([(record, objects)])])
         for object_id in [*ids, *absent]:
             assert large.find(object_id) == small.find(object_id)
         assert large.segments[0]._map is None
@@ -494,3 +501,91 @@ def test_a_merge_keeps_tags_of_segments_the_newest_of_one_number():
     parts = [make_segment([pack(n)]) for n in (1, 2)]
     parts[0].tags, parts[1].tags = ((7, b"old"), (8, b"kept")), ((7, b"new"),)
     assert merge(parts, final=True).tags == ((7, b"new"), (8, b"kept"))
+
+
+# --- very many packs
+
+
+def test_a_pack_takes_little_memory_in_an_index_that_is_open():
+    many = 4_000
+    data = [encode_segment(make_segment(pack(n, objects=0) for n in range(i, many, 2))) for i in range(2)]
+    tracemalloc.start()
+    opened = Index([decode_segment(one) for one in data])
+    named = opened.packs()
+    assert sum(p.size for p in named.values()) == many * (HEADER_BYTES + 50)
+    assert len(named) == many
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 200 * many, "140 bytes are what is stored; as a value it is 700"
+
+
+def test_what_several_segments_list_is_one_pack_of_the_index():
+    """Each pack once, with its newest tags and all its objects; what has a tombstone, not at all."""
+    (a, a_objects), (b, b_objects), (c, _) = pack(1), pack(2), pack(3)
+    again = a._replace(tags=((1, b"newer"),))
+    whole = Index(
+        [
+            make_segment([(a, a_objects[:2]), (b, b_objects), (c, [])]),
+            make_segment([(again, a_objects[1:]), (b, b_objects)], [stone(c)]),
+        ]
+    )
+    named = whole.packs()
+    assert len(named) == 2
+    assert sorted(named) == sorted([stone(a), stone(b)])
+    assert sorted(named.values()) == sorted([again, b])
+    assert dict(named) == {stone(a): again, stone(b): b} == named
+    assert named.get(stone(c)) is None
+    assert stone(c) not in named
+    assert (9, a.name) not in named
+    assert "a word" not in named
+    assert sorted(whole.inside(a)) == sorted(a_objects)
+    assert sorted(whole.inside(b)) == sorted(b_objects), "each once"
+    assert whole.inside(pack(9)[0]) == []
+
+
+@pytest.mark.parametrize("other", [{"size": 999}, {"header": b"\1\0" + bytes(36)}, {"segments": ()}])
+def test_a_pack_that_is_listed_in_two_ways_is_refused(other):
+    record, located = pack(1)
+    segments = [make_segment([(record, located)]), make_segment([(record._replace(**other), [])])]
+    with pytest.raises(FormatError, match="in two ways"):
+        Index(segments)
+    later = Index(lambda: segments)
+    with pytest.raises(FormatError, match="in two ways"):
+        later.find(located[0].id)
+    with pytest.raises(FormatError, match="in two ways"):
+        merge(segments, final=True)
+
+
+@given(packs_lists)
+def test_packs_are_asked_for_by_place_and_in_parts(packs):
+    ordered = sorted((record for record, _ in packs), key=lambda p: p.id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packfile, "READ_TOGETHER_BYTES", 300)
+        patch.setattr(packfile, "HELD_BYTES_MAX", 0)
+        some = make_segment(packs).packs
+        assert [*some] == [some[n] for n in range(len(some))] == ordered
+        assert some == tuple(ordered) == some[:]
+        assert some[-1:] == tuple(ordered[-1:])
+
+
+@given(st.lists(packs_lists, max_size=3), st.lists(st.integers(0, 30), max_size=3))
+@settings(max_examples=examples(30))
+def test_an_index_in_files_gives_the_answers_of_one_in_memory(lists, dropped):
+    segments = [make_segment(packs) for packs in lists]
+    segments.append(make_segment([], [(1, digest(-n - 1)) for n in dropped]))
+    spool = Spool()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill, "SPOOL_BYTES_HELD", 0)
+        there = [decode_segment(encode_segment(s), lambda data: Spooled(spool, spool.put(data))) for s in segments]
+        patch.setattr(index, "_READ_TOGETHER", 2 * 49)
+        patch.setattr(listed_packs, "SORTED_TOGETHER", 2)
+        inside, whole = Index(there), Index(segments)
+        assert dict(inside.packs()) == dict(whole.packs())
+        for record, located in (p for packs in lists for p in packs):
+            assert inside.inside(record) == whole.inside(record)
+            for o in located:
+                assert inside.find(o.id) == whole.find(o.id)
+        assert inside.find(digest(-9)) == []
+        assert inside.ids(ObjectKind.BLOB) == whole.ids(ObjectKind.BLOB)
+        assert [encode_segment(s) for s in there] == [encode_segment(s) for s in segments]
+        assert encode_segment(merge(there, final=False)) == encode_segment(merge(segments, final=False))

@@ -35,7 +35,7 @@ from metasync.objects.model import ObjectKind
 from metasync.store import pack_format as packfile
 from metasync.store import packs
 from metasync.store.index import objects_at, pack_objects
-from metasync.store.pack_format import Footer, Header, Located, Segment
+from metasync.store.pack_format import Delta, Footer, Header, Located, Segment
 from metasync.store.packs import (
     OBJECT_BYTES_OVERHEAD,
     SEALING_MAX,
@@ -569,8 +569,61 @@ def test_an_object_that_is_not_what_its_id_says():
     ):
         with pytest.raises(DamagedError, match="not what its id says"):
             list(read_objects(raw, [wrong], IDS.of))
-    with pytest.raises(UpgradeError, match="delta"):
-        list(read_objects(raw, [right._replace(encoding=1)], IDS.of))
+    with pytest.raises(UpgradeError, match="newer"):
+        list(read_objects(raw, [right._replace(encoding=2)], IDS.of))
+
+
+def test_deltas_lie_in_packs_with_rows_of_their_bases():
+    """Many packs, several segments, whole blobs between: footer and record say the same, every row finds its delta."""
+    out: list[SealedPack] = []
+    form = pack_format(segment_bytes=4096, pack_bytes=16 << 10)
+    packer = Packer(form, at_once, Entropy(), out.append, spread=2)
+    rng, given = random.Random(3), dict[bytes, tuple[bytes, Delta | None]]()
+    for n in range(400):
+        data = rng.randbytes(rng.randrange(20, 400))
+        delta = Delta(digest(n % 200), 1 + n % 8) if n % 3 else None
+        given[IDS.blob(data)] = data, delta
+        packer.add(ObjectKind.BLOB, IDS.blob(data), data, delta)
+    packer.finish()
+    assert len(out) > 2
+    for pack in out:
+        _, footer = read_footer(pack.data, pack.name, form)
+        assert footer == pack.footer
+        assert packfile.has_deltas(record_of(pack, 1).tags)
+        at = packfile.offsets(footer.segments)
+        for o in footer.objects:
+            data, delta = given.pop(o.id)
+            assert o.encoding == (delta is not None)
+            if delta is not None:
+                assert packfile.delta_at(footer.tags, o) == delta
+                with pytest.raises(FormatError, match="base"):
+                    packfile.delta_at(footer.tags, o._replace(offset=o.offset + 1))
+            stored = pack.data[at[o.segment] : at[o.segment + 1]]
+            header = pack.data[: packfile.HEADER_BYTES]
+            raw = read_segment(header, stored, o.segment, footer.segments[o.segment], form, verified=False)
+            ((_, read),) = read_objects(raw, [o], IDS.of)
+            assert read == data
+    assert not given
+
+
+def test_a_pack_ends_before_its_rows_of_deltas_do(monkeypatch):
+    monkeypatch.setattr(packfile, "DELTAS_MAX", 10)
+    out: list[SealedPack] = []
+    packer = Packer(pack_format(), at_once, Entropy(), out.append)
+    for n in range(35):
+        packer.add(ObjectKind.BLOB, digest(n), b"%d" % n, Delta(digest(99), 1))
+    packer.finish()
+    assert [len(p.footer.objects) for p in out] == [10, 10, 10, 5]
+
+
+def test_rows_fill_one_tag_after_the_other():
+    rows = {(0, n): Delta(digest(1), 1) for n in range(2 * packfile.DELTAS_A_TAG + 1)}
+    tags = packfile.delta_tags(rows)
+    assert [tag for tag, _ in tags] == [16, 17, 18]
+    assert packfile.check_deltas(tags, "") == rows.keys()
+    assert packfile.delta_at(tags, Located(ObjectKind.BLOB, digest(2), 0, 2 * packfile.DELTAS_A_TAG, 1, 1)).depth == 1
+    with pytest.raises(ValueError, match="more deltas"):
+        packfile.delta_tags({(0, n): Delta(digest(1), 1) for n in range(packfile.DELTAS_MAX + 1)})
 
 
 def test_a_footer_that_reaches_beyond_its_pack():

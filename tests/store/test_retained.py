@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import FormatError, UpgradeError
+from metasync.store import retained
 from metasync.store.retained import Dropped, Named, Replaced, Retained, decode_retained, encode_retained
 from metasync.store.retention import Age, Keep
 
@@ -94,6 +95,37 @@ def test_hostile_lists() -> None:
     refuses(decode_retained, [data], encode_retained)
     with pytest.raises(UpgradeError):
         decode_retained(b"\2" + data[1:])
+
+
+def test_a_policy_in_other_words_than_its_own_is_refused() -> None:
+    """A list has one byte string."""
+    data = encode_retained(Retained(keep=Keep(last=1, weekly=1)))
+    assert data.count(b"last=1 weekly=1") == 1
+    with pytest.raises(FormatError, match="other words"):
+        decode_retained(data.replace(b"last=1 weekly=1", b"weekly=1 last=1"))
+
+
+@pytest.mark.parametrize("bound", ["INTERVALS_MAX", "NAMES_MAX", "REPLACED_MAX"])
+def test_a_list_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = Retained((Dropped(1, 3),), (Named("a", 4),), Keep(), (Replaced(b"\1" * 32, b"\2" * 32),))
+    data = encode_retained(value)
+    monkeypatch.setattr(retained, bound, 0)
+    with pytest.raises(FormatError, match="1 intervals, 1 names and 1 trees"):
+        decode_retained(data)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Retained((Dropped(1, 3, b"short"),)),
+        Retained(replaced=(Replaced(b"short", bytes(32)),)),
+        Retained(replaced=(Replaced(bytes(32), b"short"),)),
+    ],
+)
+def test_an_id_of_another_length_is_not_written(bad: Retained) -> None:
+    """Or all that stands behind it is read at another place."""
+    with pytest.raises(ValueError, match=r"out of order|without its ids"):
+        encode_retained(bad)
 
 
 # ---- fewer versions

@@ -94,6 +94,16 @@ def test_times_that_are_no_dates() -> None:
     assert kept(parse("daily=2 within=1y"), versions, (), 0, UTC) >= {3}
 
 
+def test_a_clock_beyond_all_dates_is_no_day_of_1970() -> None:
+    """Its version is the newest by time, and takes a day of its own; version 1 is the one of 1 January 1970."""
+    versions = [Stamped(1, ns(dt.datetime(1970, 1, 1, 10, tzinfo=UTC))), Stamped(2, 10**30), Stamped(3, 1)]
+    assert kept(parse("daily=2"), versions, (), ns(NOW), UTC) == {1, 2, 3}
+
+
+def test_of_no_versions_none_stays() -> None:
+    assert kept(parse("last=1 within=1d"), [], (), ns(NOW), UTC) == frozenset()
+
+
 # ---- beside restic's own loop, written as its manual tells it
 
 
@@ -166,12 +176,18 @@ def test_ages(age: str, time: str, before: str) -> None:
 @given(policies)
 def test_a_policy_has_one_text(policy: Keep) -> None:
     assert parse(str(policy)) == policy
+    assert (str(Age(years=1, hours=2)), str(Age())) == ("1y2h", "0h")
+
+
+def test_other_words_follow_an_age() -> None:
+    assert parse("within=1d last=2") == parse("last=2 within=1d") == Keep(last=2, within=Age(days=1))
 
 
 @pytest.mark.parametrize(
     "text",
     ["last", "last=0", "last=-1", "last=x", "minutely=3", "daily=1 daily=2", "within=", "within=3", "within=1d2d",
-     "within=2w", "within=1d within=2d", "tag=", "tag=12", "last=99999999999"],
+     "within=2w", "within=1d within=2d", "tag=", "tag=12", "last=99999999999",
+     "last=1_0", "last=+5"],
 )  # fmt: skip
 def test_words_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

@@ -148,3 +148,32 @@ def test_while_packs_move_enough_copies_anywhere_are_enough(data: st.DataObject)
         assert (key_of(p.id) in found) == (is_short or "size" in words or "digest" in words)
         if "size" not in words and "digest" not in words and is_short:
             assert found[key_of(p.id)] is False, "there is nothing to read"
+
+
+def test_a_digest_was_told_of_one_pack_and_not_of_its_neighbour() -> None:
+    """Or its copies are never read: a store that tells a digest is believed."""
+    told = Told(1)
+    told.put(PACKS[0].id, entry(PACKS[0].id, 70, b"digest"))
+    told.put(PACKS[1].id, entry(PACKS[1].id, 70))
+    assert [told.has_digest(p.id) for p in PACKS[:3]] == [True, False, False]
+
+
+def test_what_was_found_well_is_kept_where_a_partition_is_other_than_wanted_or_empty() -> None:
+    """It takes no room where all is as wanted, and is not lost where nothing lies."""
+    told, (p, right) = told_of(MINE), next(iter(WANTED[BACKEND].items()))
+    before = told.encode()
+    told.note_well(p, right)
+    assert told.encode() == before
+    empty = Told(PARTITIONS)
+    empty.note_well(p, right)
+    assert list(Told.decode(empty.encode()).differing({p: right})) == []
+
+
+def test_a_pack_with_another_digest_is_read_though_it_has_too_few_copies_besides() -> None:
+    """It may be the only copy that is left."""
+    bad = MINE[3]
+    p = partition_of(bad.name, PARTITIONS)
+    told = Told(PARTITIONS)
+    told.put(bad.id, entry(bad.id, bad.size, b"another"))
+    right = entry(bad.id, bad.size)
+    assert short_of(p, right, [told, Told(PARTITIONS)], 2, MARKS) == {key_of(bad.id): True}

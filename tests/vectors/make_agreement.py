@@ -197,6 +197,11 @@ def configs() -> Cases:
     about = "four backends, three of which vote, two classes of chunking, two chains"
     numbers = {"n": config.n, "quorum": config.quorum, "meta_copies": config.meta_copies, "survives": config.survives}
     yield "config", case("config", about, good, value=config, **numbers)
+    emptied = replace(config, tags=((6, bytes([9]) * 16 + bytes([11]) * 16), *config.tags))
+    yield (
+        "config-to-empty",
+        case("config", "two removed backends are to be emptied", emptied.encode(), value=emptied, **numbers),
+    )
     yield "config-bad-newer", case("config", "format 2", cut(good, 0, b"\2"), UPGRADE)
     yield "config-bad-format-0", case("config", "format 0", cut(good, 0, b"\0"), FORMAT)
     yield "config-bad-mode", case("config", "an unknown mode", cut(good, 1, b"\2"), UPGRADE)

@@ -36,7 +36,7 @@ from metasync.store.index import (
     encode_root,
     make_segment,
 )
-from metasync.store.pack_format import Footer, Header, Located, Segment
+from metasync.store.pack_format import Delta, Footer, Header, Located, Packs, Segment
 from metasync.store.packs import SealedPack, _Shrunk, seal_pack
 from metasync.store.retained import Dropped, Named, Replaced, Retained, encode_retained
 from metasync.translators._base import Chain, Context
@@ -330,16 +330,16 @@ def of_chunks() -> Cases:
             "cdc",
             65_536,
             big,
-            0x0123456789ABCDEF,
+            2**256 - 1,
             "shake",
             3 << 20,
         ),
         ("seed-1", "seed 1", "cdc", 0, small, 1, "shake", 40_000),
         ("seed-2", "the same bytes under seed 2", "cdc", 0, small, 2, "shake", 40_000),
-        ("seed-0", "no seed: what fastcdc-rs v2020 gives with normalization 1", "cdc", 0, small, 0, "shake", 40_000),
-        ("seed-63-bits", "the largest seed", "cdc", 0, small, 2**63 - 1, "shake", 40_000),
+        ("far", "many candidates to a chunk", "cdc", 0, (2048, 8192, 32_768), 1, "shake", 49_000),
         ("average-odd", "an average that is no power of two", "cdc", 0, (300, 1500, 5001), 1, "shake", 40_000),
-        ("zeros", "no boundary anywhere: chunks of the largest size", "cdc", 0, small, 1, "zeros", 10_000),
+        ("zeros", "candidates as far from each other as they can be, no cut", "cdc", 0, small, 3, "zeros", 10_000),
+        ("zeros-cut", "the same where the hash makes each a cut", "cdc", 0, small, 1, "zeros", 10_000),
         ("short", "not longer than the least chunk", "cdc", 0, small, 1, "shake", 256),
         ("whole", "small files are one chunk", "cdc", 40_000, small, 1, "shake", 40_000),
         ("empty", "an empty file has no chunk", "cdc", 0, small, 1, "zeros", 0),
@@ -354,7 +354,7 @@ def of_chunks() -> Cases:
                 "kind": kind,
                 "whole_bytes_max": whole,
                 "sizes": list(sizes),
-                "seed": seed,
+                "seed": f"{seed:064x}",
                 "data": "the first bytes of SHAKE-256 of 'chunks'" if data == "shake" else "zeros",
                 "size": size,
                 "lengths": lengths(chunker(((None, *sizes),), kind=kind, whole=whole, seed=seed), raw),
@@ -577,15 +577,15 @@ def of_packs() -> Cases:
         ("footer-short", "a footer cut short", FORMAT, open_pack(empty, claimed=9)),
         ("footer-newer", "a footer of format 2", UPGRADE, open_pack(b"\2" + empty[1:])),
         ("segments-beyond", "segments that reach into the footer", FORMAT, open_pack(beyond, gap=100)),
-        ("delta", "an object stored as a delta", UPGRADE, delta_pack()),
+        ("encoding-2", "an object stored in a way of a later version", UPGRADE, encoding_2_pack()),
     ):
         yield f"pack-bad-clear-{name}", pack_case(about, expect, data, encrypted=False)
 
 
-def delta_pack() -> bytes:
-    """What a later version may write: encoding 1."""
-    raw = b"a delta"
-    located = Located(ObjectKind.BLOB, digest(1), 0, 0, len(raw), 1)
+def encoding_2_pack() -> bytes:
+    """What a later version may write: encoding 2."""
+    raw = b"a shape"
+    located = Located(ObjectKind.BLOB, digest(1), 0, 0, len(raw), 2)
     footer = Footer((Segment(len(raw), len(raw), hashlib.sha256(raw).digest()),), (located,))
     return packfile.encode_header(Header(0, 1, RANDOM)) + raw + open_pack(packfile.encode_footer(footer), header=b"")
 
@@ -604,6 +604,10 @@ def of_footers() -> Cases:
     yield (
         "footer",
         case("pack footer", "two segments, three objects, a tag", OK, packfile.encode_footer(good), value=good),
+    )
+    yield (
+        "footer-deltas",
+        case("pack footer", "three deltas and a whole blob", OK, packfile.encode_footer(deltas()), value=deltas()),
     )
     data = packfile.encode_footer(Footer((one,), (Located(ObjectKind.BLOB, digest(3), 0, 0, 100),)))
     entry_at = 1 + 4 + 40 + 4
@@ -627,12 +631,90 @@ def of_footers() -> Cases:
         "trailing": ("a byte behind the tags", data + b"\0"),
         "cut-short": ("no tags", data[:-1]),
     }
+    bad.update((f"delta-{name}", (about, packfile.encode_footer(f))) for name, (about, f) in bad_deltas().items())
     for name, (about, hostile) in bad.items():
         if len(hostile) < 10_000:  # the others are in test_objects.py: megabytes of hex say nothing
             yield f"footer-bad-{name}", case("pack footer", about, FORMAT, hostile)
     yield "footer-bad-newer", case("pack footer", "format 2", UPGRADE, b"\2" + data[1:])
     kind_5 = data[: entry_at + 32] + b"\5" + data[entry_at + 33 :]
     yield "footer-bad-kind-5", case("pack footer", "an object of kind 5, a later version's", UPGRADE, kind_5)
+
+
+def deltas() -> Footer:
+    rows = {(0, 40): Delta(digest(6), 1), (0, 60): Delta(digest(7), 8), (1, 0): Delta(digest(6), 2)}
+    return Footer(
+        (Segment(60, 100, digest(1)), Segment(40, 30, digest(2))),
+        (
+            Located(ObjectKind.BLOB, digest(3), 0, 0, 40),
+            Located(ObjectKind.BLOB, digest(4), 0, 40, 20, 1),
+            Located(ObjectKind.BLOB, digest(5), 0, 60, 40, 1),
+            Located(ObjectKind.BLOB, digest(8), 1, 0, 30, 1),
+        ),
+        packfile.delta_tags(rows),
+    )
+
+
+def bad_deltas() -> dict[str, tuple[str, Footer]]:
+    """Footers with rows of deltas that no writer makes."""
+    good = deltas()
+    ((_, rows),) = good.tags
+    a, b, c = rows[:41], rows[41:82], rows[82:]
+
+    def with_rows(rows: bytes, tag: int = 16) -> Footer:
+        return good._replace(tags=((tag, rows),))
+
+    first = good.objects[1]._replace(kind=ObjectKind.FILE)
+    return {
+        "no-rows": ("deltas without rows", good._replace(tags=())),
+        "row-missing": ("a delta without a row", with_rows(a + c)),
+        "row-too-many": ("a row without its delta", with_rows(rows + b"\0\0\0\2" + c[4:])),
+        "row-elsewhere": ("a row of another offset", with_rows(a[:7] + b"\x29" + a[8:] + b + c)),
+        "rows-descending": ("rows out of order", with_rows(b + a + c)),
+        "rows-twice": ("a row two times", with_rows(a + a + b + c)),
+        "rows-cut-short": ("rows cut short", with_rows(rows[:-1])),
+        "rows-empty": ("no rows, and a tag for them", good._replace(objects=good.objects[:1], tags=((16, b""),))),
+        "second-tag": ("rows in tag 17 alone", with_rows(rows, 17)),
+        "half-tag": ("rows in tag 17 before tag 16 was full", good._replace(tags=((16, a), (17, b + c)))),
+        "depth-0": ("a delta of depth 0", with_rows(a[:-1] + b"\0" + b + c)),
+        "depth-9": ("a delta of depth 9", with_rows(a[:-1] + b"\x09" + b + c)),
+        "no-blob": (
+            "a file object stored as a delta",
+            good._replace(objects=(good.objects[0], first, *good.objects[2:])),
+        ),
+    }
+
+
+COPIED = bytes.fromhex("010000001a28b52ffd241ad10000746865206e6577206279746573746865206f6c642062797465731567c3a1")
+"""By `zstd --patch-from`, its checksum behind the frame, and 5 bytes before it."""
+
+
+def of_deltas() -> Cases:
+    base, new = b"the old bytes", b"the new bytes"
+
+    def framed(size: int, content: bytes, codec: int = 1) -> bytes:
+        return bytes((codec,)) + u32(size) + content
+
+    def delta_case(about: str, expect: str, data: bytes, **more: Any) -> Case:
+        return case("delta", about, expect, data, base=base, **more)
+
+    yield "delta-raw", delta_case("a frame that takes nothing of its base", OK, framed(13, frame(new)), value=new)
+    yield "delta-copied", delta_case("a frame that takes what it can of its base", OK, COPIED, value=new + base)
+    bad = {
+        "nothing": ("no bytes", b""),
+        "no-frame": ("no frame", framed(13, b"")),
+        "codec-0": ("codec 0", framed(13, frame(new), 0)),
+        "codec-2": ("codec 2", framed(13, frame(new), 2)),
+        "size-0": ("a size of 0", framed(0, frame(b""))),
+        "size-less": ("a size below that of the frame", framed(12, frame(new))),
+        "size-more": ("a size above that of the frame", framed(14, frame(new))),
+        "size-huge": ("a size of 16 MiB + 1", framed((16 << 20) + 1, frame(new))),
+        "trailing": ("a byte behind the frame", framed(13, frame(new) + b"\0")),
+        "cut-short": ("a frame cut short", framed(13, frame(new)[:-1])),
+        "twice": ("two frames", framed(13, frame(new) * 2)),
+        "skippable": ("a skippable frame", framed(13, b"\x50\x2a\x4d\x18\x0d\0\0\0" + new)),
+    }
+    for name, (about, hostile) in bad.items():
+        yield f"delta-bad-{name}", delta_case(about, FORMAT, hostile)
 
 
 def one_row(s: Segment) -> bytes:
@@ -677,7 +759,7 @@ def index_case(about: str, expect: str, plain_table: bytes, **more: Any) -> Case
 
 def index_ok(about: str, s: IndexSegment) -> Case:
     objects = [{"pack": p.name, **located._asdict()} for p, located in s]
-    value = {"packs": s.packs, "objects": objects, "tombstones": s.tombstones, "tags": s.tags}
+    value = {"packs": tuple(s.packs), "objects": objects, "tombstones": s.tombstones, "tags": s.tags}
     return index_case(about, OK, table(s), value=value)
 
 
@@ -699,6 +781,8 @@ def of_index() -> Cases:
     )
     same = [(record(1, generation=4), in_a), (record(1, generation=5), in_a)]
     yield "index-generations", index_ok("one pack in two generations", make_segment(same))
+    with_rows = b._replace(tags=packfile.delta_tags({(1, 0): Delta(digest(14), 3)}))
+    yield "index-deltas", index_ok("a delta with its row", make_segment([(with_rows, in_b)]))
     tagged = make_segment([(a._replace(tags=((1, digest(7)[:16]), (99, b"later"))), in_a)], stones)
     tagged.tags = ((7, b"kept"),)
     yield "index-tags", index_ok("tags of a pack and of the segment", tagged)
@@ -708,16 +792,18 @@ def of_index() -> Cases:
     head = good[: objects_at - 4]
 
     def listed(*packs: PackRecord) -> bytes:
-        return table(IndexSegment(packs, b""))
+        return table(IndexSegment(Packs.of(packs), b""))
 
     low, high = record(1), record(2)
     bad = {
         "nothing": ("no tables", b""),
         "packs-descending": ("packs out of order", listed(high, low)),
         "packs-twice": ("a pack two times", listed(a, a)),
+        "delta-row": ("a row of a delta cut short", listed(a._replace(tags=((16, bytes(40)),)))),
+        "delta-depth": ("a delta of depth 0", listed(a._replace(tags=((16, bytes(41)),)))),
         "packs-huge": ("2^32-1 packs", b"\xff\xff\xff\xff" + good[4:]),
-        "k-0": ("k = 0", table(IndexSegment((a,), b""), b"\0\0\1")),
-        "k-above-n": ("k = 2 of n = 1", table(IndexSegment((a,), b""), b"\0\2\1")),
+        "k-0": ("k = 0", table(IndexSegment(Packs.of([a]), b""), b"\0\0\1")),
+        "k-above-n": ("k = 2 of n = 1", table(IndexSegment(Packs.of([a]), b""), b"\0\2\1")),
         "pack-large": ("a pack of 256 MiB + 1", listed(a._replace(size=(256 << 20) + 1))),
         "pack-small": ("segments longer than their pack", listed(a._replace(size=97))),
         "segment-large": (
@@ -748,8 +834,8 @@ def of_index() -> Cases:
     for name, (about, data) in bad.items():
         yield f"index-bad-{name}", index_case(about, FORMAT, data)
     later = {
-        "shards": ("a pack of 6 shards, 4 of which give it back", table(IndexSegment((a,), b""), b"\0\4\6")),
-        "class": ("a pack of another class of redundancy", table(IndexSegment((a,), b""), b"\1\1\1")),
+        "shards": ("a pack of 6 shards, 4 of which give it back", table(IndexSegment(Packs.of([a]), b""), b"\0\4\6")),
+        "class": ("a pack of another class of redundancy", table(IndexSegment(Packs.of([a]), b""), b"\1\1\1")),
         "kind-5": ("an object of kind 5", head + u32(1) + rows[0][:32] + b"\5" + rows[0][33:] + END),
     }
     for name, (about, data) in later.items():
@@ -901,7 +987,7 @@ def build() -> dict[str, str]:
     """Every vector: file name -> text."""
     out: dict[str, str] = {}
     makers = (of_tags, of_ids, of_dirs, of_splits, of_files, of_chunks, of_snapshots, of_packs, of_footers, of_sizes)
-    for maker in (*makers, of_index, of_roots, of_retained, of_placement):
+    for maker in (*makers, of_deltas, of_index, of_roots, of_retained, of_placement):
         for name, value in maker():
             assert f"{name}.json" not in out, name
             out[f"{name}.json"] = json.dumps(value, indent=1) + "\n"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("dropbox")
-sys.path[:0] = [str(Path(__file__).parents[1] / "servers")]
-
-from dropbox_standin import DropboxStandin  # noqa: E402  (found by the line above)
-from servers.onedrive_standin import OneDriveStandin, linked  # noqa: E402
-from standin import running  # noqa: E402
-from workspace_kit import Lab, tree_of, write  # noqa: E402
+from servers.dropbox_standin import DropboxStandin
+from servers.onedrive_standin import OneDriveStandin
+from servers.standin import linked
+from workspace_kit import Lab, tree_of, write
 
 URLS = ["dropbox:/notes?name=dropbox", "onedrive:/notes?name=onedrive"]
 
@@ -22,9 +19,10 @@ URLS = ["dropbox:/notes?name=dropbox", "onedrive:/notes?name=onedrive"]
 @pytest.fixture
 def clouds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[DropboxStandin, OneDriveStandin]]:
     home = tmp_path / "home"
-    with linked(OneDriveStandin(), home, monkeypatch) as onedrive, running(DropboxStandin()) as dropbox:
-        assert isinstance(dropbox, DropboxStandin)
-        dropbox.link(monkeypatch, home)
+    with (
+        linked(OneDriveStandin(), monkeypatch, home) as onedrive,
+        linked(DropboxStandin(), monkeypatch, home) as dropbox,
+    ):
         yield dropbox, onedrive
 
 

@@ -23,7 +23,7 @@ from metasync.backends.wrappers.retry import ATTEMPTS_MAX, Retrying
 from metasync.backends.wrappers.wrapper import layers
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.tasks import Runtime
-from metasync.session import connections
+from metasync.session import folder
 from metasync.session import open_backend as ways
 from metasync.testing.faults import lossy
 from metasync.testing.lagging import LaggingBackend
@@ -363,9 +363,9 @@ def test_the_next_command_remembers_what_hung(
     command(lab, other, lambda w: w.status())
     assert suspected.pop() == {"a": False, "b": False, "c": True}
     suspected.append({})
-    now = connections.time.time_ns()
+    now = ways.time.time_ns()
     with monkeypatch.context() as m:
-        m.setattr(connections.time, "time_ns", lambda: now + int((connections.HUNG_LATELY_S + 60) * 1e9))
+        m.setattr(ways.time, "time_ns", lambda: now + int((folder.HUNG_LATELY_S + 60) * 1e9))
         other = Workspace.open(other.directory)
         other.close()
         assert other._connections._hung == {}, "not for ever"

@@ -1,6 +1,7 @@
 """The ids that a provider gave to objects, by path, kept beyond the process: a hint that spares a search by name.
 
 A provider that addresses objects by ids of its own (Google Drive, Box) is asked by path once, and by id from then on.
+All four clouds keep the id of the store's own folder (`kept_root`).
 The file lies in $XDG_STATE_HOME/metasync/ids, or ~/.local/state/metasync/ids. It holds no secret: paths are random, and
 an id opens nothing. Losing it, or finding it damaged, costs searches alone. Whoever takes an id from here checks what
 the provider then says of it, or finds it gone and searches.
@@ -16,7 +17,10 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.logins import Login
 
 ROWS_MAX: Final = 1 << 20  # 200 MB; beyond it all is forgotten
 _BUSY_S: Final = 5.0
@@ -33,6 +37,11 @@ def path_for(*what: str) -> Path:
     top = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.local/state"))
     name = hashlib.sha256("\0".join(what).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return top / "metasync" / "ids" / f"{name}.db"
+
+
+def ids_of(login: Login, stand_in: str, path: str) -> NativeIds:
+    """Those of a folder in a linked account. An account that is linked anew has none: it may be another one."""
+    return NativeIds(path_for(login.provider, login.account, login.mark, stand_in, path))
 
 
 class NativeIds:

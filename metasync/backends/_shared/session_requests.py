@@ -19,19 +19,20 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import SplitResult, urlsplit
 
 import requests
 from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 
-from metasync.backends._shared.http import retry_after_s
+from metasync.backends._shared.http import MOST_S, SILENT_S, retry_after_s
 from metasync.backends._shared.wire import REFUSAL_BYTES_MAX, Wire
-from metasync.errors import RefusedError, UnreachableError
+from metasync.errors import BackendError, RefusedError, UnreachableError
 
 JSON_BYTES_MAX: Final = 4 << 20  # of an answer that is no object: a page of 2,000 names has 1 MiB
 _HOSTS_MAX: Final = 64  # servers that one session keeps lines to: downloads of OneDrive come from a few
+_AGAIN: Final = "Try again later."
 _STEPS: Final = "Check the network; what answered was something else, such as a login page."
 
 
@@ -54,6 +55,42 @@ class Bounds:
     def retry_after_s(self) -> float | None:
         """For how long the server asks to be left alone; None if it did not say."""
         return retry_after_s(self.headers.get("retry-after"), self.headers.get("date"))
+
+
+class Refusals(NamedTuple):
+    """The errors of the contract for what providers refuse alike. `attempt` begins each message; no answer is quoted.
+
+    rights  the next step where it refuses without a reason
+    """
+
+    provider: str
+    rights: str
+
+    def busy(self, attempt: str, bounds: Bounds, silent_s: float = SILENT_S) -> BackendError:
+        """It asks for fewer requests. `silent_s`: how long it is left alone where it does not say."""
+        said_s = bounds.retry_after_s
+        return BackendError(
+            f"{attempt}: {self.provider} asks for fewer requests",
+            retry_after_s=min(silent_s if said_s is None else said_s, MOST_S),
+            next_step=_AGAIN,
+        )
+
+    def of_status(self, attempt: str, bounds: Bounds) -> BackendError:
+        """What an answer without a reason means."""
+        status = bounds.status
+        if status in {429, 503}:
+            return self.busy(attempt, bounds)
+        if status >= 500 and status != 511:
+            return BackendError(f"{attempt}: {self.provider} has an error of its own ({status})", next_step=_AGAIN)
+        if status in {407, 511} or status < 400:
+            return UnreachableError(f"{attempt}: what answered is not {self.provider}", next_step=_STEPS)
+        return RefusedError(f"{attempt}: {self.provider} refuses the request ({status})", next_step=self.rights)
+
+    def other(self, attempt: str, bounds: Bounds) -> BackendError:
+        """What an answer means that the library cannot read: something else answered, unless it is an error of 5xx."""
+        if bounds.status >= 500:
+            return self.of_status(attempt, bounds)
+        return UnreachableError(f"{attempt}: what answered is not {self.provider}", next_step=_STEPS)
 
 
 _BOUNDS: ContextVar[Bounds | None] = ContextVar("bounds", default=None)

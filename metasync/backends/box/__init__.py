@@ -60,14 +60,13 @@ class BoxBackend:
             raise ModuleNotFoundError("no package boxsdk", name="boxsdk")
         from metasync.backends._shared.logins import open_login
         from metasync.backends._shared.logins.oauth import endpoint_of
-        from metasync.backends._shared.native_ids import NativeIds, path_for
+        from metasync.backends._shared.native_ids import ids_of
         from metasync.backends.box.client import Client
         from metasync.backends.box.folders import Folders
 
         login, stand_in = open_login("box", dict(url.params).get("account")), endpoint_of("box")
         path = "/" + url.path.strip("/")
-        ids = NativeIds(path_for("box", login.account, stand_in, path))
-        backend = cls(path, Folders(path, Client(login, stand_in), ids))
+        backend = cls(path, Folders(path, Client(login, stand_in), ids_of(login, stand_in, path)))
         if create_root:
             backend._at.make_root(backend._attempt("make", "."))
         return backend
@@ -115,7 +114,7 @@ class BoxBackend:
 
     def identity(self) -> bytes:
         """By the folder's own id, which Box gives once and shows to all who share the folder."""
-        return native_identity("box", self._at.root(self._attempt("look at", ".")))
+        return native_identity("box", self._at.root(self._attempt("look at", "."), pin=True))
 
     def close(self) -> None:
         self._at.close()

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeVar
 
-from metasync.backends._shared.http import MOST_S, SILENT_S
-from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds
-from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds, Refusals
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 T = TypeVar("T")
 
@@ -22,9 +21,9 @@ _STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("clock", "signer", "name"), "Check this machine's clock, and what stands between it and Box."),
     **dict.fromkeys(("tls", "network"), "Check the network. status.box.com says whether Box is up."),
 }
-_NOT_BOX: Final = "Check the network; what answered was something else, such as a login page."
 _LOGIN: Final = "Run: metasync auth box"
 _RIGHTS: Final = "Check the rights of the account in this folder, and the app's scopes in Box's developer console."
+_SAYS: Final = Refusals("Box", _RIGHTS)
 TAKEN: Final = "item_name_in_use"
 _AGAIN: Final = frozenset(
     {"name_temporarily_reserved", "operation_blocked_temporary", "conflict", "session_conflict", "upload_in_progress"}
@@ -101,7 +100,7 @@ class Client:
                 return answer.status_code, bounds.headers, answer.content
             if answer.status_code == 404:
                 raise NotFoundError(f"{attempt}: it is not there")
-            raise _of_status(attempt, bounds)
+            raise _SAYS.of_status(attempt, bounds)
 
     def close(self) -> None:
         self._session.close()
@@ -116,15 +115,15 @@ class Client:
                 try:
                     found = call(self._made())
                     if bounds.status == 202 and bounds.retry_after_s is not None:
-                        raise _busy(attempt, bounds)
+                        raise _SAYS.busy(attempt, bounds)
                     return found
                 # Of what the library says nothing is quoted, nor kept as a cause: it holds what a server sent.
                 except BoxAPIError as error:
                     raise _of_answer(attempt, bounds, error.response_info) from None
                 except (BoxSDKError, AssertionError, KeyError, ValueError, AttributeError, TypeError):
                     if bounds.status == 202:
-                        raise _busy(attempt, bounds) from None
-                    raise _not_box(attempt, bounds) from None
+                        raise _SAYS.busy(attempt, bounds) from None
+                    raise _SAYS.other(attempt, bounds) from None
         finally:
             _TOKEN.reset(mark)
 
@@ -181,7 +180,7 @@ def _of_answer(attempt: str, bounds: Bounds, told: Any) -> BackendError:
     if status == 409 and code == TAKEN:
         return TakenError(f"{attempt}: the name is taken", _conflict(told.context_info))
     if status in {429, 503} or (status == 409 and code in _AGAIN):
-        return _busy(attempt, bounds)
+        return _SAYS.busy(attempt, bounds)
     if code in _FULL:
         return FullError(f"{attempt}: the account has no space left", next_step="Free some space, or get more.")
     if status == 404:
@@ -189,7 +188,7 @@ def _of_answer(attempt: str, bounds: Bounds, told: Any) -> BackendError:
     if code in _REFUSED:
         return RefusedError(f"{attempt}: {_REFUSED[code]}", next_step=_RIGHTS)
     if not code:
-        return _of_status(attempt, bounds)
+        return _SAYS.of_status(attempt, bounds)
     if status >= 500:
         return BackendError(f"{attempt}: Box has an error of its own ({status})", next_step="Try again later.")
     words = code.replace("_", " ")[:60] if code.isascii() and code.replace("_", "").isalnum() else f"{status}"
@@ -202,30 +201,3 @@ def _conflict(context: Any) -> Mapping[str, Any]:
     if isinstance(found, list):
         found = found[0] if found else None
     return found if isinstance(found, dict) else {}
-
-
-def _busy(attempt: str, bounds: Bounds) -> BackendError:
-    after_s = bounds.retry_after_s
-    return BackendError(
-        f"{attempt}: Box asks for fewer requests, or for patience",
-        retry_after_s=SILENT_S if after_s is None else min(after_s, MOST_S),
-        next_step="Try again later.",
-    )
-
-
-def _of_status(attempt: str, bounds: Bounds) -> BackendError:
-    status = bounds.status
-    if status in {429, 503}:
-        return _busy(attempt, bounds)
-    if status >= 500:
-        return BackendError(f"{attempt}: Box has an error of its own ({status})", next_step="Try again later.")
-    if status in {407, 511} or status < 400:
-        return _not_box(attempt, bounds)
-    return RefusedError(f"{attempt}: Box refuses the request ({status})", next_step=_RIGHTS)
-
-
-def _not_box(attempt: str, bounds: Bounds) -> BackendError:
-    """An answer that the library cannot read."""
-    if bounds.status >= 500:
-        return _of_status(attempt, bounds)
-    return UnreachableError(f"{attempt}: what answered is not Box", next_step=_NOT_BOX)

@@ -7,10 +7,10 @@ folders of a workspace's packs are one here, and a folder costs one request in t
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from metasync.backends._shared.kept_root import KeptRoot
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.box.client import Client, TakenError
 from metasync.backends.names import is_name, split_path
@@ -20,8 +20,6 @@ NAME_CHARS_MAX: Final = 255
 DEPTH: Final = 4  # parts of a path that make a folder
 PAGE_NAMES: Final = 1000  # as many as Box gives at once
 PAGES_MAX: Final = 1 << 12
-ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
-ROOT_KEPT_S: Final = 86_400.0  # so long is its id, which is asked for once a day
 FIELDS: Final = ["id", "type", "name", "size", "sha1", "etag", "parent"]
 BETWEEN: Final = ","  # in no name of ours
 ID: Final = re.compile(r"[0-9]{1,40}")
@@ -48,8 +46,7 @@ class Folders:
         self._path = path
         self.client = client
         self.ids = ids
-        self._root_id = ""
-        self._root_seen_at = -ROOT_SEEN_S
+        self._root = KeptRoot(ids, ID)
 
     def close(self) -> None:
         self.client.close()
@@ -104,27 +101,18 @@ class Folders:
             raise UnreachableError(f"{attempt}: its folder went away meanwhile", next_step="Try again.")
         self.ids.forget(f"/{place(attempt, path)[0]}")
 
-    def root(self, attempt: str) -> str:
-        """The store's own folder. `UnreachableError` if there is none."""
-        if not self._root_id:
-            kept, _, said = (self.ids.get(".") or "").partition(" ")
-            at = float(said) if said.isdigit() else 0.0
-            if ID.fullmatch(kept) and 0 <= time.time() - at < ROOT_KEPT_S:
-                self._root_id = kept
-            else:
-                self._keep_root(self._walk(attempt))
-        return self._root_id
+    def root(self, attempt: str, *, pin: bool = False) -> str:
+        """The store's own folder. `UnreachableError` if there is none. `pin`: whoever asks relies on it."""
+        found = self._root.get(attempt, lambda: self._walk(attempt))
+        if pin:
+            self._root.pin()
+        return found
 
     def make_root(self, attempt: str) -> None:
         at = "0"
         for part in self._path.strip("/").split("/"):
             at = self.make(attempt, part, at)
-        self._keep_root(at)
-        self.seen()
-
-    def _keep_root(self, root: str) -> None:
-        self._root_id = root
-        self.ids.note([(".", f"{root} {int(time.time())}")])
+        self._root.keep(attempt, at)
 
     def _walk(self, attempt: str) -> str:
         at = "0"
@@ -137,18 +125,19 @@ class Folders:
 
     def check_root(self, attempt: str, *, now: bool = False) -> None:
         """`UnreachableError` if the folder is gone: what is not found in it then tells nothing."""
-        if not now and time.monotonic() - self._root_seen_at <= ROOT_SEEN_S:
-            return
         root = self.root(attempt)
-        try:
-            self.client.ask(attempt, lambda box: box.folders.get_folder_by_id(root, fields=["id"]))
-        except NotFoundError:
-            self.root_gone(attempt)
-        self.seen()
+
+        def look() -> str:
+            try:
+                self.client.ask(attempt, lambda box: box.folders.get_folder_by_id(root, fields=["id"]))
+            except NotFoundError:
+                self.root_gone(attempt)
+            return root
+
+        self._root.check(attempt, look, at=float("inf") if now else None)
 
     def root_gone(self, attempt: str) -> None:
-        self._root_id = ""
-        self.ids.forget(".")
+        self._root.gone()
         raise self._no_root(attempt)
 
     def _no_root(self, attempt: str) -> UnreachableError:
@@ -179,7 +168,7 @@ class Folders:
         parts = file.name.split(BETWEEN)
         if not all(map(is_name, parts)):
             return None
-        if file.parent == self._root_id:
+        if file.parent == self._root.known:
             return file.name if len(parts) == 1 else None
         folder = self.ids.path_of(file.parent)
         if folder is None or not folder.startswith("/"):
@@ -218,7 +207,7 @@ class Folders:
                 ),
             )
         except NotFoundError:
-            if folder == self._root_id:
+            if folder == self._root.known:
                 self.root_gone(attempt)
             return [], ""
         self.seen()
@@ -273,7 +262,7 @@ class Folders:
 
     def seen(self) -> None:
         """The store's own folder was there a moment ago."""
-        self._root_seen_at = time.monotonic()
+        self._root.seen()
 
 
 def place(attempt: str, path: str) -> tuple[str, str]:

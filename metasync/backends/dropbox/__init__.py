@@ -1,5 +1,8 @@
 """A folder of a Dropbox: `dropbox:/path/of/folder?account=NAME`, whose account `metasync auth dropbox` has linked.
 
+Objects are addressed by the folder's id and their path below it. Dropbox gives an id once, and keeps it where a folder
+is moved; it is looked up by the URL's path once a day (`_shared.kept_root`).
+
 `create` is an upload with mode `add` that neither renames nor takes the same bytes for the same file (providers.md,
 section 2). Names on Dropbox know no case; ours are small letters. A pack is one upload. Upload sessions in batches take
 three calls for all, but 15,000 files make eleven packs, of which one of three backends gets seven.
@@ -9,11 +12,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from metasync.backends._shared.http import MOST_S
+from metasync.backends._shared.kept_root import KeptRoot
+from metasync.backends._shared.native_ids import NativeIds, ids_of
 from metasync.backends._shared.race_probe import create_by, keeps_creates
 from metasync.backends._shared.urls import byte_range, check_account
 from metasync.backends.api import BackendUrl, Change, Digest, DigestKind, Inventory, Item, Listed, LogForm, Space
@@ -26,13 +30,21 @@ UPLOAD_BYTES_MAX: Final = 150 << 20  # in one request (providers.md, section 3);
 PAGE_NAMES: Final = 2000  # as many as Dropbox gives at once
 NAMES_MAX: Final = 1 << 20
 PAGES_MAX: Final = 1 << 12
-ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
 _PART_CHARS_MAX: Final = 200
 _PART: Final = re.compile(r'[^\0-\x1f\x7f/\\:?*"<>|]{1,200}')  # what all of Dropbox's clients take
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+_ROOT: Final = re.compile(r"(id:[!-~]{1,200}) ([0-9a-f]{64}) (/[^\0-\x1f\x7f]{1,4000})")  # as it is kept
 _CURSOR: Final = re.compile(r"[!-~]{1,4000}")
 _WATCH_S: Final = (30, 480)  # that Dropbox takes
 _WATCH_LATE_S: Final = 90 + 60  # what Dropbox adds at random, and what a line may add
+
+
+class _Root(NamedTuple):
+    """The folder, as Dropbox tells it. `lower`: its whole path in small letters, as the feed has it."""
+
+    id: str
+    identity: bytes
+    lower: str
 
 
 class DropboxBackend:
@@ -43,14 +55,16 @@ class DropboxBackend:
     digest_kind: ClassVar[DigestKind] = "content_hash"
     url_params: ClassVar[frozenset[str]] = frozenset({"account"})
 
-    def __init__(self, path: str, client: Any) -> None:
-        """`path`: the folder, from the account's root or from the app's folder on. `client`: a `client.Client`."""
-        self._root = path
-        self._depth = path.count("/")
+    def __init__(self, path: str, client: Any, ids: NativeIds) -> None:
+        """`path`: the folder, from the account's root or from the app's folder on. `client`: a `client.Client`.
+
+        `ids`: those of this account and folder.
+        """
+        self._path = path
         self._where = f"dropbox:{path}"
         self._client = client
-        self._root_seen_at = -ROOT_SEEN_S
-        self._identity: bytes | None = None
+        self._ids = ids
+        self._root = KeptRoot(ids, _ROOT)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
@@ -75,8 +89,9 @@ class DropboxBackend:
         from metasync.backends._shared.logins.oauth import endpoint_of
         from metasync.backends.dropbox.client import Client
 
-        login = open_login("dropbox", dict(url.params).get("account"))
-        backend = cls("/" + url.path.strip("/"), Client(login, endpoint_of("dropbox")))
+        login, stand_in = open_login("dropbox", dict(url.params).get("account")), endpoint_of("dropbox")
+        path = "/" + url.path.strip("/")
+        backend = cls(path, Client(login, stand_in), ids_of(login, stand_in, path))
         if create_root:
             backend._make_root()
         return backend
@@ -99,12 +114,9 @@ class DropboxBackend:
         is_part = bool(offset) or length is not None
         headers = {"Range": byte_range(offset, length)} if is_part else None
         most = max_bytes if length is None else min(length, max_bytes)
+        at = self._at(attempt, path)
         # What begins at or behind the end is answered with 416, which is no error here.
-        found, answer = self._ask(
-            attempt,
-            lambda sdk: _part_of(sdk, self._at(path), headers),
-            body_bytes_max=most,
-        )
+        found, answer = self._ask(attempt, lambda sdk: _part_of(sdk, at, headers), body_bytes_max=most)
         if found is None:
             return b""
         data: bytes = answer.content
@@ -132,8 +144,8 @@ class DropboxBackend:
         split_path(path)
         attempt = self._attempt("delete", path)
         try:
-            rev = self._file("delete", path).rev
-            self._ask(attempt, lambda sdk: sdk.files_delete_v2(self._at(path), parent_rev=rev))
+            rev, at = self._file("delete", path).rev, self._at(attempt, path)
+            self._ask(attempt, lambda sdk: sdk.files_delete_v2(at, parent_rev=rev))
         except NotFoundError:
             return
 
@@ -142,17 +154,13 @@ class DropboxBackend:
 
         A folder that is shared later has another scope, so that it is not taken for another store.
         """
-        if self._identity is None:
-            found = self._root_metadata(self._attempt("look at", "."))
-            shared = found.sharing_info
-            within = shared and (shared.shared_folder_id or shared.parent_shared_folder_id)
-            mounted = shared and shared.shared_folder_id
-            place = f"{within}" if mounted else f"{within} {found.id}" if within else f"{found.id}"
-            self._identity = native_identity("dropbox shared" if within else "dropbox", place)
-        return self._identity
+        found = self._found(self._attempt("look at", ".")).identity
+        self._root.pin()
+        return found
 
     def close(self) -> None:
         self._client.close()
+        self._ids.close()
 
     # Optional powers.
 
@@ -189,7 +197,12 @@ class DropboxBackend:
             if cursor:
                 raise
             return Inventory((), "", False)  # nothing was stored there yet; there is nothing to have a feed of
-        above = self._depth + path.count("/") + 1
+        root = self._found(attempt).lower
+        told = [entry.path_lower for entry in page.entries if entry.path_lower]
+        if not all(f"{lower}/".startswith(f"{root}/") for lower in told):
+            self._root.gone()
+            raise NotFoundError(f"{attempt}: the folder was moved meanwhile")
+        above = root.count("/") + path.count("/") + 1
         if any(isinstance(e, DeletedMetadata) and (e.path_lower or "").count("/") <= above for e in page.entries):
             raise NotFoundError(f"{attempt}: the folder was gone meanwhile")
         items = [item for entry in page.entries if (item := _item(entry, above)) is not None]
@@ -216,21 +229,22 @@ class DropboxBackend:
         from dropbox.files import FileMetadata, FolderMetadata
 
         split_path(path)
-        folders: dict[str, str] = {self._at(path).lower(): self._at(path)}
+        attempt = self._attempt("sweep", path)
+        root = self._found(attempt)
+        folders = {f"{root.lower}/{path}"}
         full: set[str] = set()
         for entry in self._entries("sweep", path, recursive=True):
             if isinstance(entry, FolderMetadata) and entry.path_lower:
-                folders[entry.path_lower] = entry.path_display or entry.path_lower
+                folders.add(entry.path_lower)
             elif isinstance(entry, FileMetadata) and entry.path_lower:
                 parts = entry.path_lower.split("/")
                 full.update("/".join(parts[:n]) for n in range(1, len(parts)))
-        empty = {name for name in folders if name not in full}
+        empty = {name for name in folders if name not in full and name.startswith(f"{root.lower}/")}
         for name in sorted(empty):
             if name.rpartition("/")[0] not in empty:  # the topmost goes with all that is in it
+                at = self._at(attempt, name[len(root.lower) + 1 :])
                 try:
-                    self._client.ask(
-                        self._attempt("sweep", path), lambda sdk, at=folders[name]: sdk.files_delete_v2(at)
-                    )
+                    self._client.ask(attempt, lambda sdk, at=at: sdk.files_delete_v2(at))
                 except NotFoundError:
                     continue
 
@@ -252,23 +266,23 @@ class DropboxBackend:
         attempt = self._attempt(verb, path)
         if len(data) > UPLOAD_BYTES_MAX:
             raise RefusedError(f"{attempt}: it has {len(data)} bytes, and an upload {UPLOAD_BYTES_MAX} at most")
+        at = self._at(attempt, path)
 
         def upload(sdk: Any) -> Any:
             from dropbox.files import WriteMode
 
             return sdk.files_upload(
                 bytes(data),
-                self._at(path),
+                at,
                 mode=getattr(WriteMode, mode),
                 autorename=False,
                 strict_conflict=mode == "add",
                 mute=True,
             )
 
-        found = self._client.ask(attempt, upload)
+        found = self._ask(attempt, upload)
         if found.size != len(data):
             raise BackendError(f"{attempt}: Dropbox says that it has {found.size} bytes", next_step="Try again.")
-        self._saw()
 
     def _file(self, verb: str, path: str) -> Any:
         """What Dropbox says of an object. `NotFoundError` for anything else, too."""
@@ -276,7 +290,8 @@ class DropboxBackend:
 
         split_path(path)
         attempt = self._attempt(verb, path)
-        found = self._ask(attempt, lambda sdk: sdk.files_get_metadata(self._at(path)))
+        at = self._at(attempt, path)
+        found = self._ask(attempt, lambda sdk: sdk.files_get_metadata(at))
         if not isinstance(found, FileMetadata):
             raise NotFoundError(f"{attempt}: it is no file")
         return found
@@ -302,58 +317,71 @@ class DropboxBackend:
 
     def _page(self, attempt: str, path: str, cursor: str, *, recursive: bool) -> Any:
         if not cursor:
-            at = self._at(path) if path else self._root
+            at = self._at(attempt, path)
             return self._ask(attempt, lambda sdk: sdk.files_list_folder(at, recursive=recursive, limit=PAGE_NAMES))
         if _CURSOR.fullmatch(cursor) is None:
             raise NotFoundError(f"{attempt}: this cursor is none")
         return self._client.ask(attempt, lambda sdk: sdk.files_list_folder_continue(cursor))
 
     def _newest(self, attempt: str, path: str) -> str:
-        at = self._at(path)
+        at = self._at(attempt, path)
         told = self._ask(attempt, lambda sdk: sdk.files_list_folder_get_latest_cursor(at, recursive=True))
         return str(told.cursor)
 
     def _ask(self, attempt: str, call: Callable[[Any], T], **bounds: Any) -> T:
-        """A call about something below the folder. `NotFoundError` only where the folder itself is there."""
+        """A call about something below the folder. Its refusals count only where the folder itself is there."""
         try:
             found: T = self._client.ask(attempt, call, **bounds)
-        except NotFoundError:
-            if time.monotonic() - self._root_seen_at > ROOT_SEEN_S:
-                self._root_metadata(attempt)
+        except (NotFoundError, RefusedError) as error:
+            # A write into a folder that is gone is refused, and Dropbox has no word of its own for that.
+            if isinstance(error, NotFoundError) or type(error) is RefusedError:
+                self._root.check(attempt, lambda: self._told_of(attempt, self._found(attempt).id))
             raise
-        self._saw()
+        self._root.seen()
         return found
 
-    def _root_metadata(self, attempt: str) -> Any:
+    # The folder.
+
+    def _found(self, attempt: str) -> _Root:
+        """`UnreachableError` if there is no such folder."""
+        line = self._root.get(attempt, lambda: self._told_of(attempt, self._path))
+        match = _ROOT.fullmatch(line)
+        assert match is not None
+        return _Root(match[1], bytes.fromhex(match[2]), match[3])
+
+    def _told_of(self, attempt: str, at: str) -> str:
+        """What is kept of the folder at a path, or of an id. `UnreachableError` if there is none."""
         from dropbox.files import FolderMetadata
 
         try:
-            found = self._client.ask(attempt, lambda sdk: sdk.files_get_metadata(self._root))
+            found = self._client.ask(attempt, lambda sdk: sdk.files_get_metadata(at))
         except NotFoundError:
             found = None
         if not isinstance(found, FolderMetadata):
+            self._root.gone()
             raise UnreachableError(
-                f"{attempt}: there is no folder {self._root} in this Dropbox",
+                f"{attempt}: there is no folder {self._path} in this Dropbox",
                 next_step="Check the URL's path. Only init and `backend add` make a folder that is missing.",
             )
-        self._saw()
-        return found
+        line = f"{found.id} {_identity_of(found).hex()} {found.path_lower}"
+        if _ROOT.fullmatch(line) is None:
+            raise UnreachableError(f"{attempt}: what answered is not Dropbox", next_step="Check the network.")
+        return line
 
     def _make_root(self) -> None:
         from metasync.backends.dropbox.client import ConflictError
 
+        attempt = self._attempt("make", ".")
         try:
-            self._client.ask(self._attempt("make", "."), lambda sdk: sdk.files_create_folder_v2(self._root))
+            self._client.ask(attempt, lambda sdk: sdk.files_create_folder_v2(self._path))
         except ConflictError as error:
             if error.kind != "folder":
                 raise
-        self._saw()
+        self._root.keep(attempt, self._told_of(attempt, self._path))
 
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}"
-
-    def _saw(self) -> None:
-        self._root_seen_at = time.monotonic()
+    def _at(self, attempt: str, path: str) -> str:
+        root = self._found(attempt).id
+        return f"{root}/{path}" if path else root
 
     def _attempt(self, verb: str, path: str) -> str:
         return f"cannot {verb} {path} in {self._where}"
@@ -370,6 +398,15 @@ def _part_of(sdk: Any, at: str, headers: dict[str, str] | None) -> tuple[Any, An
             return None, None
         raise
     return found, answer
+
+
+def _identity_of(found: Any) -> bytes:
+    """By the folder's own id, or that of the shared folder it is or lies in."""
+    shared = found.sharing_info
+    within = shared and (shared.shared_folder_id or shared.parent_shared_folder_id)
+    mounted = shared and shared.shared_folder_id
+    place = f"{within}" if mounted else f"{within} {found.id}" if within else f"{found.id}"
+    return native_identity("dropbox shared" if within else "dropbox", place)
 
 
 def _hash_of(found: Any) -> bytes | None:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from metasync.backends._shared.http import MOST_S, SILENT_S
-from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds
-from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.backends._shared.http import SILENT_S
+from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Refusals
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 T = TypeVar("T")
 
@@ -21,7 +21,6 @@ _STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("clock", "signer", "name"), "Check this machine's clock, and what stands between it and Dropbox."),
     **dict.fromkeys(("tls", "network"), "Check the network. status.dropbox.com says whether Dropbox is up."),
 }
-_NOT_DROPBOX: Final = "Check the network; what answered was something else, such as a login page."
 _UNREADABLE: Final = (
     AssertionError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError
 )  # fmt: skip
@@ -29,6 +28,7 @@ _UNREADABLE: Final = (
 
 _RENEWABLE: Final = frozenset({"expired_access_token", "invalid_access_token"})
 _RIGHTS: Final = "Check the rights of the account in this folder, and those of the app at dropbox.com/developers/apps."
+_SAYS: Final = Refusals("Dropbox", _RIGHTS)
 
 _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "no_write_permission": ("the account may not write there", _RIGHTS),
@@ -115,11 +115,11 @@ class Client:
             except exceptions.AuthError as error:
                 _refuse_login(attempt, _tags(error.error), self._login.step)
             except exceptions.RateLimitError as error:
-                raise _busy(attempt, bounds, error.backoff) from None
+                raise _SAYS.busy(attempt, bounds, _silent_s(error.backoff)) from None
             except exceptions.HttpError:
-                raise _of_status(attempt, bounds) from None
+                raise _SAYS.of_status(attempt, bounds) from None
             except (*_UNREADABLE, OSError, ValidationError):  # OSError: what requests raises
-                raise _not_dropbox(attempt, bounds) from None
+                raise _SAYS.other(attempt, bounds) from None
 
     def _client(self, token: str) -> Any:
         from dropbox import Dropbox
@@ -181,28 +181,6 @@ def _refuse_login(attempt: str, tags: list[str], step: str) -> NoReturn:
     raise RefusedError(f"{attempt}: Dropbox does not take the login", next_step=step) from None
 
 
-def _busy(attempt: str, bounds: Bounds, said_s: float | None) -> BackendError:
-    after_s = bounds.retry_after_s
-    if after_s is None:
-        after_s = float(said_s) if said_s is not None and said_s > 0 else SILENT_S
-    return BackendError(
-        f"{attempt}: Dropbox asks for fewer requests", retry_after_s=min(after_s, MOST_S), next_step="Try again later."
-    )
-
-
-def _of_status(attempt: str, bounds: Bounds) -> BackendError:
-    status = bounds.status
-    if status in {429, 503}:
-        return _busy(attempt, bounds, None)
-    if status >= 500:
-        return BackendError(f"{attempt}: Dropbox has an error of its own ({status})", next_step="Try again later.")
-    if status in {407, 511} or 300 <= status < 400:
-        return _not_dropbox(attempt, bounds)
-    return RefusedError(f"{attempt}: Dropbox refuses the request ({status})", next_step=_RIGHTS)
-
-
-def _not_dropbox(attempt: str, bounds: Bounds) -> BackendError:
-    """An answer that the library cannot read."""
-    if bounds.status >= 500:
-        return _of_status(attempt, bounds)
-    return UnreachableError(f"{attempt}: what answered is not Dropbox", next_step=_NOT_DROPBOX)
+def _silent_s(told: object) -> float:
+    """For how long Dropbox asks to be left alone in the words of its library, a second where it does not say."""
+    return float(told) if isinstance(told, int | float) and told > 0 else SILENT_S

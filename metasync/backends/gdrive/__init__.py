@@ -64,14 +64,13 @@ class GoogleDriveBackend:
             raise ModuleNotFoundError("no package google-api-python-client", name="google-api-python-client")
         from metasync.backends._shared.logins import open_login
         from metasync.backends._shared.logins.oauth import endpoint_of
-        from metasync.backends._shared.native_ids import NativeIds, path_for
+        from metasync.backends._shared.native_ids import ids_of
         from metasync.backends.gdrive.client import Client
         from metasync.backends.gdrive.files import Files
 
         login, stand_in = open_login("gdrive", dict(url.params).get("account")), endpoint_of("gdrive")
         path = "/" + url.path.strip("/")
-        ids = NativeIds(path_for("gdrive", login.account, stand_in, path))
-        backend = cls(path, Files(path, Client(login, stand_in), ids))
+        backend = cls(path, Files(path, Client(login, stand_in), ids_of(login, stand_in, path)))
         if create_root:
             backend._files.make_root(backend._attempt("make", "."))
         return backend
@@ -128,7 +127,7 @@ class GoogleDriveBackend:
 
     def identity(self) -> bytes:
         """By the folder's own id, which Google gives once."""
-        return native_identity("gdrive", self._files.root(self._attempt("look at", ".")))
+        return native_identity("gdrive", self._files.root(self._attempt("look at", "."), pin=True))
 
     def close(self) -> None:
         self._files.close()

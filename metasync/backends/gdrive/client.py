@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
-from metasync.backends._shared.http import MOST_S, SILENT_S
-from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds
-from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.backends._shared.http import MOST_S
+from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds, Refusals
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 HOSTS: Final = frozenset({"www.googleapis.com"})
 _STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("clock", "signer", "name"), "Check this machine's clock, and what stands between it and Google."),
     **dict.fromkeys(("tls", "network"), "Check the network. google.com/appsstatus says whether Google Drive is up."),
 }
-_NOT_GOOGLE: Final = "Check the network; what answered was something else, such as a login page."
 _LOGIN: Final = "Run: metasync auth gdrive"
 _BUSY: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "sharingRateLimitExceeded"})
 _DAY: Final = frozenset({"dailyLimitExceeded", "dailyLimitExceededUnreg", "quotaExceeded"})
@@ -44,6 +43,7 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "domainPolicy": ("the administrator of the domain forbids it", "Ask the administrator."),
     "cannotDownloadAbusiveFile": ("Google holds this content back", "Ask Google's support why."),
 }
+_SAYS: Final = Refusals("Google Drive", "Check the rights of the account.")
 _TOKEN: ContextVar[str] = ContextVar("token", default="")
 
 
@@ -114,11 +114,11 @@ class Client:
                         return b""
                     raise _of_answer(attempt, bounds, error) from None
                 except (Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    raise _not_google(attempt, bounds) from None
+                    raise _SAYS.other(attempt, bounds) from None
                 if (isinstance(found, str) and found) or (
                     "range" in headers and bounds.status != 206
                 ):  # a text is no JSON
-                    raise _not_google(attempt, bounds)
+                    raise _SAYS.other(attempt, bounds)
                 return found
         finally:
             _TOKEN.reset(mark)
@@ -199,9 +199,9 @@ def _of_answer(attempt: str, bounds: Bounds, error: Any) -> BackendError:
     if status == 401:
         raise _RenewableError from None
     if status in {429, 503} or reason in _BUSY:
-        return _busy(attempt, bounds, SILENT_S)
+        return _SAYS.busy(attempt, bounds)
     if reason in _DAY:
-        return _busy(attempt, bounds, MOST_S)
+        return _SAYS.busy(attempt, bounds, MOST_S)
     if reason in _FULL:
         why, step = _FULL[reason]
         return FullError(f"{attempt}: {why}", next_step=step)
@@ -212,25 +212,9 @@ def _of_answer(attempt: str, bounds: Bounds, error: Any) -> BackendError:
     if status >= 500:
         return BackendError(f"{attempt}: Google Drive has an error of its own ({status})", next_step="Try again later.")
     if status in {407, 511} or 300 <= status < 400 or (not reason and status != 403):
-        return _not_google(attempt, bounds)
+        return _SAYS.other(attempt, bounds)
     if reason in _REFUSED:
         why, step = _REFUSED[reason]
         return RefusedError(f"{attempt}: {why}", next_step=step)
     words = reason[:60] if reason.isascii() and reason.isalnum() else f"{status}"
     return RefusedError(f"{attempt}: Google Drive refuses it ({words})", next_step="Check the rights of the account.")
-
-
-def _busy(attempt: str, bounds: Bounds, silent_s: float) -> BackendError:
-    after_s = bounds.retry_after_s
-    return BackendError(
-        f"{attempt}: Google Drive asks for fewer requests",
-        retry_after_s=min(silent_s if after_s is None else after_s, MOST_S),
-        next_step="Try again later.",
-    )
-
-
-def _not_google(attempt: str, bounds: Bounds) -> BackendError:
-    """An answer that is none of Google's."""
-    if bounds.status >= 500:
-        return BackendError(f"{attempt}: Google Drive has an error of its own ({bounds.status})")
-    return UnreachableError(f"{attempt}: what answered is not Google Drive", next_step=_NOT_GOOGLE)

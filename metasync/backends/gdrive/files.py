@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from metasync.backends._shared.kept_root import KeptRoot
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Inventory, Item, Space
 from metasync.backends.gdrive.client import Client, upload
@@ -18,8 +18,6 @@ WHOLE_BYTES_MAX: Final = 5 << 20  # in one request with its metadata, as Google'
 UPLOAD_BYTES_MAX: Final = 5 << 40
 PAGE_NAMES: Final = 1000  # as many as Google gives at once
 PAGES_MAX: Final = 1 << 12
-ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
-ROOT_KEPT_S: Final = 86_400.0  # so long is its id, which is asked for once a day
 _FOLDER: Final = "application/vnd.google-apps.folder"
 _FIELDS: Final = "id,name,size,sha256Checksum,createdTime,version,trashed,parents,mimeType"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -55,8 +53,7 @@ class Files:
         self._path = path
         self._client = client
         self._ids = ids
-        self._root_id = ""
-        self._root_seen_at = -ROOT_SEEN_S
+        self._root = KeptRoot(ids, _ID)
 
     def close(self) -> None:
         self._client.close()
@@ -71,7 +68,7 @@ class Files:
             try:
                 told = self._client.ask(attempt, lambda api: api.files().get(fileId=kept, fields=_FIELDS))
                 if self._is_ours(attempt, told) and told.get("name") == path:
-                    self._seen()
+                    self._root.seen()
                     return _file_of(attempt, told)
             except NotFoundError:
                 pass
@@ -110,7 +107,7 @@ class Files:
         if kept is not None:
             try:
                 found = asked(kept)
-                self._seen()
+                self._root.seen()
                 return found
             except NotFoundError:
                 self._ids.forget(path)
@@ -143,7 +140,7 @@ class Files:
             raise UnreachableError(f"{attempt}: the file went away meanwhile", next_step="Try again.") from None
         if file.size != len(data) or file.digest not in (None, digest):
             raise BackendError(f"{attempt}: Google Drive says that it has other bytes", next_step="Try again.")
-        self._seen()
+        self._root.seen()
         return file
 
     def remove(self, attempt: str, file_id: str) -> None:
@@ -236,7 +233,7 @@ class Files:
         ours = [file for file in files if _is_below(file.name, path)]
         self._ids.note((file.name, file.id) for file in sorted(ours, key=lambda file: file.age, reverse=True))
         if ours:
-            self._seen()
+            self._root.seen()
         else:
             self._check_root(attempt)
         return ours, token
@@ -272,24 +269,15 @@ class Files:
 
     # The folder.
 
-    def root(self, attempt: str) -> str:
-        """The folder's id. `UnreachableError` if there is no such folder."""
-        if not self._root_id:
-            kept, _, said = (self._ids.get(".") or "").partition(" ")
-            at = float(said) if said.isdigit() else 0.0
-            if _ID.fullmatch(kept) and 0 <= time.time() - at < ROOT_KEPT_S:
-                self._root_id = kept
-            else:
-                self._keep_root(self._walk(attempt, make=False))
-        return self._root_id
+    def root(self, attempt: str, *, pin: bool = False) -> str:
+        """The folder's id. `UnreachableError` if there is no such folder. `pin`: whoever asks relies on it."""
+        found = self._root.get(attempt, lambda: self._walk(attempt, make=False))
+        if pin:
+            self._root.pin()
+        return found
 
     def make_root(self, attempt: str) -> None:
-        self._keep_root(self._walk(attempt, make=True))
-        self._seen()
-
-    def _keep_root(self, root: str) -> None:
-        self._root_id = root
-        self._ids.note([(".", f"{root} {int(time.time())}")])
+        self._root.keep(attempt, self._walk(attempt, make=True))
 
     def _walk(self, attempt: str, *, make: bool) -> str:
         """The folder at the path, from My Drive on. Of twins the oldest: so all devices take the same."""
@@ -310,18 +298,19 @@ class Files:
 
     def _check_root(self, attempt: str) -> None:
         """`UnreachableError` if the folder is gone: what is not found in it then tells nothing."""
-        if time.monotonic() - self._root_seen_at <= ROOT_SEEN_S:
-            return
         root = self.root(attempt)
-        try:
-            told = self._client.ask(attempt, lambda api: api.files().get(fileId=root, fields="id,trashed"))
-        except NotFoundError:
-            told = None
-        if not isinstance(told, dict) or told.get("trashed"):
-            self._root_id = ""
-            self._ids.forget(".")
-            raise self._no_root(attempt)
-        self._seen()
+
+        def look() -> str:
+            try:
+                told = self._client.ask(attempt, lambda api: api.files().get(fileId=root, fields="id,trashed"))
+            except NotFoundError:
+                told = None
+            if not isinstance(told, dict) or told.get("trashed"):
+                self._root.gone()
+                raise self._no_root(attempt)
+            return root
+
+        self._root.check(attempt, look)
 
     def _no_root(self, attempt: str) -> UnreachableError:
         return UnreachableError(
@@ -329,9 +318,6 @@ class Files:
             next_step="Check the URL's path, and that the account is linked by the app that made the folder."
             " Only init and `backend add` make a folder that is missing.",
         )
-
-    def _seen(self) -> None:
-        self._root_seen_at = time.monotonic()
 
 
 def _is_below(name: str, path: str) -> bool:

@@ -1,8 +1,9 @@
 """A folder in a OneDrive, personal or of work or school: `onedrive:/folder?account=NAME`, by Microsoft Graph.
 
 The folder lies in the app's own folder (Apps/NAME-OF-THE-APP), so that the login needs the right to that folder alone
-(`Files.ReadWrite.AppFolder`), and a stolen one reaches nothing else of the account. Objects are addressed by path.
-Graph makes missing folders above what is uploaded; where it does not, they are made.
+(`Files.ReadWrite.AppFolder`), and a stolen one reaches nothing else of the account. Objects are addressed by the
+folder's id and their path below it; the id is looked up by the folder's path once a day (`_shared.kept_root`). Graph
+makes missing folders above what is uploaded; where it does not, they are made.
 
 `create` is one PUT with `conflictBehavior=fail`. Whether of several racing writers exactly one is told "created" is
 documented nowhere, and upload sessions are known not to heed it on some accounts (providers.md, section 2). So this
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from metasync.backends._shared.http import timeout_s
+from metasync.backends._shared.kept_root import KeptRoot
+from metasync.backends._shared.native_ids import NativeIds, ids_of
 from metasync.backends._shared.race_probe import create_by, keeps_creates
 from metasync.backends._shared.urls import byte_range, part_of
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Inventory, Listed, LogForm, Space
@@ -42,12 +45,10 @@ from metasync.backends.onedrive.names import is_for_people, own, stored
 from metasync.errors import BackendError, FullError, NotFoundError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
-    from metasync.backends._shared.logins import Login
     from metasync.backends._shared.wire import Answer
 
 PUT_BYTES_MAX: Final = 10 << 20  # Graph takes 250 MB in one request, and asks for sessions above 10 MiB
 _FRAGMENT_BYTES: Final = 50 << 20  # a multiple of 320 KiB, below 60 MiB (docs of createUploadSession)
-_SEEN_S: Final = 2.0  # the folder counts as there for so long after it was seen; saves a request for a missing object
 _ADDRESSES_MAX: Final = 4  # asked for in one get, where somebody replaces the object all the time
 _PAGES_MAX: Final = 2000
 _PROBE_NAMES: Final = 3  # a store that is late is so now and then
@@ -56,6 +57,7 @@ _PATH_CHARS_MAX: Final = 200  # OneDrive takes 400 for a whole path, and ours ha
 _NEXT: Final = "@odata.nextLink"
 _APPROOT: Final = "/v1.0/me/drive/special/approot"
 _ITEMS: Final = "/v1.0/me/drive/items"
+_ROOT: Final = re.compile(r"([!-~]{1,200}) ([!-~]{1,200})")  # as it is kept: the ids of the folder and of its drive
 _SELECT: Final = "?$select=id,name,size,file,folder,parentReference,eTag"
 
 _ACCOUNT: Final = re.compile(r"[a-z0-9._-]{1,40}")
@@ -76,15 +78,14 @@ class OneDriveBackend:
     digest_kind: ClassVar[DigestKind] = "quickxor"
     url_params: ClassVar[frozenset[str]] = frozenset({"account"})
 
-    def __init__(self, path: str, login: Login) -> None:
-        """`path`: of the folder, without slashes around it."""
-        self._parts = tuple(path.split("/"))
-        self._root = "/".join(quote(part, safe="") for part in self._parts)
+    def __init__(self, path: str, graph: Graph, ids: NativeIds) -> None:
+        """`path`: of the folder, without slashes around it. `ids`: those of this account and folder."""
+        self._path = path
         self._where = f"onedrive:/{path}"
-        self._graph = Graph(login)
-        self._feed = Feed(self._graph)
-        self._folder: Found | None = None
-        self._seen_at = float("-inf")
+        self._graph = graph
+        self._feed = Feed(graph, ids)
+        self._ids = ids
+        self._root = KeptRoot(ids, _ROOT)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
@@ -109,8 +110,10 @@ class OneDriveBackend:
     def open(cls, url: BackendUrl, *, create_root: bool) -> OneDriveBackend:
         """`RefusedError` where no account is linked. With `create_root` the folder is made, if it is missing."""
         from metasync.backends._shared.logins import open_login
+        from metasync.backends._shared.logins.oauth import endpoint_of
 
-        backend = cls(url.path.strip("/"), open_login("onedrive", dict(url.params).get("account")))
+        login, path = open_login("onedrive", dict(url.params).get("account")), url.path.strip("/")
+        backend = cls(path, Graph(login), ids_of(login, endpoint_of("onedrive"), path))
         if create_root:
             backend._make_root()
         return backend
@@ -154,7 +157,8 @@ class OneDriveBackend:
     def list(self, path: str) -> tuple[Listed, ...]:
         split_folder(path)
         attempt = self._attempt("list", path or ".")
-        target = f"{self._item(path)}:/children?$select=name,size,folder&$top={_PAGE_ITEMS}"
+        address = f"{self._item(attempt, path)}:" if path else self._folder(attempt)
+        target = f"{address}/children?$select=name,size,folder&$top={_PAGE_ITEMS}"
         names: dict[str, int | None] = {}
         began = time.monotonic()
         for _ in range(_PAGES_MAX):
@@ -169,7 +173,7 @@ class OneDriveBackend:
                 if (name := own(found.name)) and (found.is_folder or found.size is not None):
                     names[name] = found.size
             if _NEXT not in page:
-                self._saw()
+                self._root.seen()
                 break
             target = self._graph.next_target(page[_NEXT], attempt)
         return tuple(Listed(name, names[name]) for name in sorted(names))
@@ -184,7 +188,7 @@ class OneDriveBackend:
             return
         if found is None or not found.item_id:
             raise not_graph(attempt, "a file without an id")
-        self._saw()
+        self._root.seen()
         if not found.is_folder:
             answer = self._graph.ask("DELETE", f"{_ITEMS}/{quote(found.item_id, safe='!')}", attempt)
             if answer.status != 204 and not is_absent(answer):
@@ -192,15 +196,14 @@ class OneDriveBackend:
 
     def identity(self) -> bytes:
         """By the ids of the drive and the folder: one that was moved or renamed keeps them, a copy has others."""
-        if self._folder is None:
-            self._look_for_root("cannot look at")
-        assert self._folder is not None
+        folder, drive = self._found(f"cannot look at {self._where}").split(" ")
+        self._root.pin()
         # Personal accounts show the ids of drives in capitals or not, with zeros before them or not.
-        ids = (text.lower().lstrip("0") for text in (self._folder.drive_id, self._folder.item_id))
-        return native_identity("onedrive", "\0".join(ids))
+        return native_identity("onedrive", "\0".join(text.lower().lstrip("0") for text in (drive, folder)))
 
     def close(self) -> None:
         self._graph.close()
+        self._ids.close()
 
     # Optional powers.
 
@@ -212,11 +215,11 @@ class OneDriveBackend:
         split_path(path)
         attempt = self._attempt("list", path)
         began = time.monotonic()
-        page = self._feed.page(self._item(path), cursor, attempt)
+        page = self._feed.page(self._item(attempt, path), path, cursor, attempt)
         if page is None:
             self._check_root(attempt, began)
             return Inventory((), "", more=False)
-        self._saw()
+        self._root.seen()
         return page
 
     def space(self) -> Space:
@@ -231,6 +234,19 @@ class OneDriveBackend:
         if free is None or not total:  # a business account may say 0 for "no limit"
             return Space(None, None)
         return Space(min(free, total), total)
+
+    def sweep(self, path: str) -> None:
+        """Removes folders that hold no file, each after a look into it: a deletion takes all that is in it."""
+        split_path(path)
+        attempt = self._attempt("sweep", path)
+        for item_id in self._feed.empty_folders(self._item(attempt, path), attempt):
+            address = f"{_ITEMS}/{quote(item_id, safe='!')}"
+            answer = self._graph.ask("GET", f"{address}/children?$select=id&$top=1", attempt)
+            if is_absent(answer) or object_of(answer, attempt, 200).get("value") != []:
+                continue
+            answer = self._graph.ask("DELETE", address, attempt)
+            if answer.status != 204 and not is_absent(answer):
+                raise refused(answer, attempt)
 
     def probe(self) -> LogForm:
         """The form, or "none" if what was put is not seen at once, or a taken name is given away. It disproves only."""
@@ -249,7 +265,7 @@ class OneDriveBackend:
         answer = self._object("GET", path, ":/content", attempt)
         if answer.status != 302:
             raise refused(answer, attempt)
-        self._saw()
+        self._root.seen()
         headers = {"Range": byte_range(offset, length)} if offset or length is not None else {}
         most = max_bytes if length is None else min(length, max_bytes)
         url = answer.headers.get("location", "")
@@ -265,7 +281,7 @@ class OneDriveBackend:
     def _upload(self, verb: str, path: str, data: bytes, behavior: str) -> bool:
         """Stores an object by one request. False: the name is taken."""
         attempt = self._attempt(verb, path)
-        target = f"{self._item(path)}:/content?@microsoft.graph.conflictBehavior={behavior}"
+        target = f"{self._item(attempt, path)}:/content?@microsoft.graph.conflictBehavior={behavior}"
         answer = self._graph.ask("PUT", target, attempt, data, "application/octet-stream")
         if is_absent(answer) and self._make_above(path, attempt):
             answer = self._graph.ask("PUT", target, attempt, data, "application/octet-stream")
@@ -277,7 +293,7 @@ class OneDriveBackend:
     def _put_large(self, path: str, data: bytes) -> None:
         """By an upload session: what was sent becomes an object with its last fragment, and is forgotten otherwise."""
         attempt = self._attempt("put", path)
-        target = f"{self._item(path)}:/createUploadSession"
+        target = f"{self._item(attempt, path)}:/createUploadSession"
         body = json.dumps({"item": {"@microsoft.graph.conflictBehavior": "replace"}}).encode()
         answer = self._graph.ask("POST", target, attempt, body)
         if is_absent(answer) and self._make_above(path, attempt):
@@ -305,10 +321,10 @@ class OneDriveBackend:
             raise not_graph(attempt, "a success without the file's size")
         if found.size != len(data):
             raise BackendError(f"{attempt}: {found.size} bytes arrived of {len(data)}", next_step="Try again later.")
-        self._saw()
+        self._root.seen()
 
     def _is_file(self, path: str, attempt: str) -> bool:
-        answer = self._graph.ask("GET", f"{self._item(path)}{_SELECT}", attempt) if path else None
+        answer = self._graph.ask("GET", f"{self._item(attempt, path)}{_SELECT}", attempt) if path else None
         found = found_in(object_of(answer, attempt, 200)) if answer is not None else None
         return found is not None and not found.is_folder
 
@@ -317,7 +333,7 @@ class OneDriveBackend:
         found = found_in(object_of(self._object("GET", path, _SELECT, attempt), attempt, 200))
         if found is None or (found.size is None and not found.is_folder):
             raise not_graph(attempt, "a file without a size")
-        self._saw()
+        self._root.seen()
         if found.size is None:
             raise NotFoundError(f"{attempt}: it is a folder")
         return Digest(found.size, found.digest)
@@ -325,7 +341,7 @@ class OneDriveBackend:
     def _object(self, method: str, path: str, what: str, attempt: str) -> Answer:
         """A request on an object. `NotFoundError` if it is not there, and only if the store's own folder is."""
         began = time.monotonic()
-        answer = self._graph.ask(method, f"{self._item(path)}{what}", attempt)
+        answer = self._graph.ask(method, f"{self._item(attempt, path)}{what}", attempt)
         if is_absent(answer):
             self._check_root(attempt, began)
             raise refused(answer, attempt)
@@ -333,59 +349,69 @@ class OneDriveBackend:
 
     # The store's own folder.
 
-    def _saw(self) -> None:
-        self._seen_at = time.monotonic()
+    def _found(self, attempt: str) -> str:
+        """What is kept of it (`_ROOT`). `UnreachableError` if there is none."""
+        return self._root.get(attempt, lambda: self._told_of(attempt, _below(_APPROOT, self._path)))
+
+    def _folder(self, attempt: str) -> str:
+        """Its address."""
+        return f"{_ITEMS}/{quote(self._found(attempt).partition(' ')[0], safe='!')}"
 
     def _check_root(self, attempt: str, began: float) -> None:
         """`UnreachableError` where the folder is not there; looked for unless it was seen just before `began`."""
-        if self._seen_at < began - _SEEN_S:
-            self._look_for_root(attempt)
+        self._root.check(attempt, lambda: self._told_of(attempt, self._folder(attempt)), at=began)
 
-    def _look_for_root(self, attempt: str) -> None:
+    def _told_of(self, attempt: str, address: str) -> str:
+        """What is kept of the folder that is there. `_NoFolderError` if there is none."""
         attempt = attempt if attempt.endswith(self._where) else f"{attempt} {self._where}"
-        answer = self._graph.ask("GET", f"{_APPROOT}:/{self._root}{_SELECT}", attempt)
+        answer = self._graph.ask("GET", f"{address}{_SELECT}", attempt)
         if is_absent(answer):
+            self._root.gone()
             raise _NoFolderError(
                 f"{attempt}: there is no such folder in the app's folder of this OneDrive",
                 next_step="Check the path and the account, or look into OneDrive's recycle bin.",
             )
         found = found_in(object_of(answer, attempt, 200))
-        if found is None or not found.is_folder or not found.item_id or not found.drive_id:
+        line = f"{found.item_id} {found.drive_id}" if found is not None and found.is_folder else ""
+        if _ROOT.fullmatch(line) is None:
             raise not_graph(attempt, "what is there is no folder")
-        if self._folder is not None and found.item_id.lower() != self._folder.item_id.lower():
-            raise UnreachableError(f"{attempt}: it is another folder than before")
-        self._folder = found
-        self._saw()
+        return line
 
     def _make_root(self) -> None:
-        attempt = f"cannot make {self._where}"
+        attempt, address = f"cannot make {self._where}", _below(_APPROOT, self._path)
         try:
-            self._look_for_root(attempt)
+            self._root.keep(attempt, self._told_of(attempt, address))
         except _NoFolderError:
-            self._make_folders((), self._parts, attempt)
-            self._look_for_root(attempt)
+            self._make_folders(_APPROOT, self._path, attempt)
+            self._root.keep(attempt, self._told_of(attempt, address))
 
     def _make_above(self, path: str, attempt: str) -> bool:
         """Makes the folders above an object, where Graph did not. -> True. `UnreachableError` without the store's."""
-        self._look_for_root(attempt)
-        self._make_folders(self._parts, tuple(stored(path).split("/")[:-1]), attempt)
+        self._check_root(attempt, float("inf"))
+        self._make_folders(self._folder(attempt), stored(path).rpartition("/")[0], attempt)
         return True
 
-    def _make_folders(self, above: tuple[str, ...], parts: tuple[str, ...], attempt: str) -> None:
+    def _make_folders(self, at: str, path: str, attempt: str) -> None:
+        """All folders of a path, below an address."""
+        parts = path.split("/") if path else []
         for number, name in enumerate(parts):
-            parent = "/".join(quote(part, safe="") for part in (*above, *parts[:number]))
-            target = f"{_APPROOT}:/{parent}:/children" if parent else f"{_APPROOT}/children"
+            above = f"{_below(at, '/'.join(parts[:number]))}:" if number else at
             body = {"name": name, "folder": {}, "@microsoft.graph.conflictBehavior": "fail"}
-            answer = self._graph.ask("POST", target, attempt, json.dumps(body).encode())
+            answer = self._graph.ask("POST", f"{above}/children", attempt, json.dumps(body).encode())
             if not is_taken(answer):
                 object_of(answer, attempt, 201)
 
-    def _item(self, path: str) -> str:
-        """The address of what lies below the folder."""
-        return f"{_APPROOT}:/{self._root}{f'/{stored(path)}' if path else ''}"
+    def _item(self, attempt: str, path: str) -> str:
+        """The address of an object, or of a folder of ours."""
+        return f"{self._folder(attempt)}:/{stored(path)}"
 
     def _attempt(self, verb: str, path: str) -> str:
         return f"cannot {verb} {path} in {self._where}"
+
+
+def _below(address: str, path: str) -> str:
+    """The address of what has a path below that of a folder."""
+    return f"{address}:/{'/'.join(quote(part, safe='') for part in path.split('/'))}"
 
 
 def _not_given(error: BackendError) -> BackendError:

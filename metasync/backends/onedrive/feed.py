@@ -1,10 +1,9 @@
 """An inventory from Graph's delta: all that lies below a folder, page by page, and then what changed.
 
-Delta tells items by their ids and that of the folder they are in, never by path (docs of driveItem: delta). The ids of
-folders are kept as they come by, and one that is missing is asked for. Of a file that was deleted, accounts of work or
-school tell the id alone, so the ids of files are kept, too, some of them. Where a deletion cannot be told by name, or a
-whole folder is gone, the cursor counts as too old: all is listed anew. Nothing of this is stored, so after a restart
-deletions in such accounts cost a whole listing.
+Delta tells items by their ids and that of the folder they are in, never by path (docs of driveItem: delta). Ids are
+kept beyond the process (`_shared.native_ids`); that of a folder which is missing is asked for. Of a file that was
+deleted, accounts of work or school tell the id alone. Where a deletion cannot be told by name, or a whole folder is
+gone, the cursor counts as too old: all is listed anew.
 
 A cursor has the id of the folder, whether it is of the first listing, and path and query of Graph's next link.
 """
@@ -12,39 +11,37 @@ A cursor has the id of the folder, whether it is of the first listing, and path 
 from __future__ import annotations
 
 import re
-import threading
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Inventory, Item
 from metasync.backends.onedrive.graph import Found, Graph, codes, found_in, is_absent, not_graph, object_of
 from metasync.backends.onedrive.names import own
 from metasync.errors import BackendError, NotFoundError
-from metasync.runtime.sizes import KNOWN_FOLDERS_MAX
 
 if TYPE_CHECKING:
     from metasync.backends._shared.wire import Answer
 
 _PAGE_ITEMS: Final = 1000
 _DEPTH_MAX: Final = 16
+_PAGES_MAX: Final = 2000
 _ASKED_MAX: Final = 256  # folders asked for by id in one page: as many as packs are spread over
-_FILES_MAX: Final = 1 << 15  # ids of files that are kept: 8 MB; beyond this they start anew
 _SELECT: Final = f"$select=id,name,size,file,folder,deleted,parentReference,eTag&$top={_PAGE_ITEMS}"
 _CURSOR: Final = re.compile(r"([01]) ([!-~]{1,200}) (/v1\.0/[!-~]*delta[!-~]*)")
 _RESYNC: Final = frozenset({"resyncRequired", "resyncChangesApplyDifferences", "resyncChangesUploadDifferences"})
 
 
 class Feed:
-    """Pages of delta as pages of an inventory. Thread-safe."""
+    """Pages of delta as pages of an inventory, for several threads."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, ids: NativeIds) -> None:
+        """`ids`: those of the store's folder; a folder in it is noted with a slash before its path."""
         self._graph = graph
-        self._folders: dict[str, tuple[str, str]] = {}  # by id: that of the folder above, and the name
-        self._files: dict[str, tuple[str, str]] = {}
-        self._lock = threading.Lock()
+        self._ids = ids
 
-    def page(self, folder: str, cursor: str, attempt: str) -> Inventory | None:
-        """A page of what lies below a folder. `folder`: its address. None if it is not there.
+    def page(self, folder: str, path: str, cursor: str, attempt: str) -> Inventory | None:
+        """A page of what lies below a folder of ours. `folder`: its address. None if it is not there.
 
         `NotFoundError`: the cursor is too old, or none.
         """
@@ -65,7 +62,7 @@ class Feed:
         if answer.status == 410 or is_absent(answer) or (cursor and _is_refused_cursor(answer)):
             raise _too_old(attempt)
         page = object_of(answer, attempt, 200)
-        items = self._items(page, top, is_first, attempt)
+        items = _Page(self._graph, self._ids, page, top, path, attempt).items(is_first=is_first)
         more = "@odata.nextLink" in page
         link = page.get("@odata.nextLink" if more else "@odata.deltaLink")
         following = self._graph.next_target(link, attempt)
@@ -76,84 +73,140 @@ class Feed:
             raise not_graph(attempt, "a mark of changes of another kind")
         return Inventory(items, told, more)
 
-    def _items(self, page: dict[str, Any], top: str, is_first: bool, attempt: str) -> tuple[Item, ...]:
+    def empty_folders(self, folder: str, attempt: str) -> list[str]:
+        """Ids of the folders at and below an address that hold no file as far as delta tells, the deepest first."""
+        answer = self._graph.ask("GET", f"{folder}?$select=id,folder,parentReference", attempt)
+        if is_absent(answer):
+            return []
+        top = found_in(object_of(answer, attempt, 200))
+        if top is None or not top.is_folder or not top.item_id:
+            raise not_graph(attempt, "a folder without an id")
+        parents, full, target = {top.item_id: ""}, set[str](), f"{folder}:/delta?{_SELECT}"
+        for _ in range(_PAGES_MAX):
+            page = object_of(self._graph.ask("GET", target, attempt), attempt, 200)
+            rows = page.get("value")
+            if not isinstance(rows, list):
+                raise not_graph(attempt, "a page without items")
+            for one in (found for row in rows if (found := found_in(row)) is not None and not found.is_gone):
+                if not one.is_folder:
+                    full.add(one.parent_id)
+                elif one.item_id and one.item_id != top.item_id:
+                    parents[one.item_id] = one.parent_id
+            if "@odata.nextLink" not in page:
+                break
+            target = self._graph.next_target(page["@odata.nextLink"], attempt)
+        else:
+            raise BackendError(f"{attempt}: the listing has no end", retryable=False)
+        lines = {one: _line(one, parents) for one in parents}
+        for item_id in full & {*parents}:
+            full.update(lines[item_id])
+        return sorted({*parents} - full, key=lambda one: -len(lines[one]))
+
+
+class _Page:
+    """What a page of delta tells, with paths."""
+
+    def __init__(self, graph: Graph, ids: NativeIds, page: dict[str, Any], top: str, path: str, attempt: str) -> None:
+        """`top`: the id of the folder that was asked for; `path`: its path below the store's."""
         rows = page.get("value")
         if not isinstance(rows, list):
             raise not_graph(attempt, "a page without items")
-        told = [found for row in rows if (found := found_in(row)) is not None and found.item_id not in ("", top)]
-        with self._lock:
-            for one in told:
-                if one.is_folder and not one.is_gone and one.parent_id:
-                    self._know(self._folders, KNOWN_FOLDERS_MAX, one)
-        asked = [0]
+        self._graph, self._ids, self._attempt = graph, ids, attempt
+        self._path = path
+        self._told = [found for row in rows if (found := found_in(row)) is not None and found.item_id not in ("", top)]
+        self._folders: dict[str, str | None] = {top: path}  # paths by id; None of what is not ours
+        self._told_folders = {one.item_id: one for one in self._told if one.is_folder and not one.is_gone}
+        self._asked = 0
+
+    def items(self, *, is_first: bool) -> tuple[Item, ...]:
+        """`is_first`: all is listed. Of what was deleted meanwhile nothing was told before, or the feed tells it."""
         items: dict[str, Item] = {}
-        for one in told:
-            if one.is_gone:
-                path = self._path_of_gone(one, top, is_first, asked, attempt)
-                if path:
-                    items[path] = Item(path, None)
-        for one in told:
-            if not one.is_gone and one.size is not None and (name := own(one.name)):
-                above = self._path(one.parent_id, top, asked, attempt)
-                if above is not None:
-                    with self._lock:
-                        self._know(self._files, _FILES_MAX, one)
-                    path = f"{above}{name}"
-                    items[path] = Item(path, one.size, one.digest, one.changed)
+        gone = [one for one in self._told if one.is_gone]
+        for one in gone if not is_first else ():
+            path = self._path_of_gone(one)
+            if path and self._ids.get(path) in (one.item_id, None):  # not where a new file has the name
+                items[path] = Item(self._below(path), None)
+        found = []
+        for one in self._told:
+            if not one.is_gone and one.size is not None and (path := self._path_of(one)):
+                found.append((path, one.item_id))
+                items[path] = Item(self._below(path), one.size, one.digest, one.changed)
+        for one in self._told_folders.values():
+            self._folder(one.item_id, ask=False)
+        folders = [(f"/{path}", item_id) for item_id, path in self._folders.items() if path is not None]
+        self._ids.note([*folders, *found])
+        for one in gone:
+            if (kept := self._ids.path_of(one.item_id)) and self._ids.get(kept) == one.item_id:
+                self._ids.forget(kept)
         return tuple(items.values())
 
-    def _path_of_gone(self, one: Found, top: str, is_first: bool, asked: list[int], attempt: str) -> str:
-        """The path of a file that was deleted; "" where it does not matter. `NotFoundError` where it cannot be told."""
-        with self._lock:
-            parent, name = self._files.pop(one.item_id, ("", "")) if not one.is_folder else ("", "")
-            was_folder = one.is_folder or self._folders.pop(one.item_id, None) is not None
-        if is_first:  # of what was deleted while all is listed nothing was told before, or the feed tells it
-            return ""
-        if was_folder:
-            raise _too_old(attempt)
-        parent, name = (parent, name) if name else (one.parent_id, one.name)
-        if not name:
-            raise _too_old(attempt)
-        if not own(name):
-            return ""
-        above = self._path(parent, top, asked, attempt)
-        if above is None:
-            raise _too_old(attempt)
-        return f"{above}{own(name)}"
+    def _below(self, path: str) -> str:
+        return path[len(self._path) + 1 :]
 
-    def _path(self, item_id: str, top: str, asked: list[int], attempt: str) -> str | None:
-        """The path of a folder below the top one, with a slash at its end; "" for the top. None if it is elsewhere."""
+    def _path_of(self, one: Found) -> str:
+        above = self._folder(one.parent_id)
+        return f"{above}/{own(one.name)}" if above is not None and own(one.name) else ""
+
+    def _path_of_gone(self, one: Found) -> str:
+        """The path of a file that was deleted; "" where it does not matter. `NotFoundError` where it cannot be told."""
+        kept = self._ids.path_of(one.item_id) or ""
+        if one.is_folder or kept.startswith("/"):
+            raise _too_old(self._attempt)
+        if kept:
+            return kept if kept.startswith(f"{self._path}/") else ""
+        if not one.name:
+            raise _too_old(self._attempt)
+        if not own(one.name):
+            return ""
+        found = self._path_of(one)
+        if not found:
+            raise _too_old(self._attempt)
+        return found
+
+    def _folder(self, item_id: str, *, ask: bool = True) -> str | None:
+        """The path of a folder below the top one; None if it is elsewhere, or not known and nobody is to be asked."""
         names: list[str] = []
-        while item_id != top:
+        ids: list[str] = []
+        while item_id not in self._folders:
             if not item_id or len(names) == _DEPTH_MAX:
                 return None
-            with self._lock:
-                known = self._folders.get(item_id)
-            if known is None:
-                if asked[0] == _ASKED_MAX:
-                    raise BackendError(f"{attempt}: it tells files of too many folders that it does not tell")
-                asked[0] += 1
-                target = f"/v1.0/me/drive/items/{quote(item_id, safe='!')}?$select=id,name,folder,parentReference"
-                answer = self._graph.ask("GET", target, attempt)
-                if is_absent(answer):
-                    return None
-                found = found_in(object_of(answer, attempt, 200))
-                if found is None or found.item_id != item_id:
-                    return None
-                known = found.parent_id, found.name
-                with self._lock:
-                    self._know(self._folders, KNOWN_FOLDERS_MAX, found)
-            item_id, name = known[0], own(known[1])
-            if not name:
+            kept = self._ids.path_of(item_id) or ""
+            if item_id not in self._told_folders and kept.startswith(f"/{self._path}/"):
+                self._folders[item_id] = kept[1:]
+                break
+            if item_id not in self._told_folders and not ask:
                 return None
-            names.append(name)
-        return "".join(f"{name}/" for name in reversed(names))
+            one = self._told_folders.get(item_id) or self._asked_for(item_id)
+            ids.append(item_id)
+            names.append(own(one.name) if one is not None else "")
+            if one is None or not names[-1]:
+                self._folders.update(dict.fromkeys(ids))
+                return None
+            item_id = one.parent_id
+        path = self._folders[item_id]
+        for one_id, name in zip(reversed(ids), reversed(names), strict=True):
+            path = None if path is None else f"{path}/{name}"
+            self._folders[one_id] = path
+        return path
 
-    @staticmethod
-    def _know(known: dict[str, tuple[str, str]], most: int, one: Found) -> None:
-        if len(known) >= most:
-            known.clear()
-        known[one.item_id] = (one.parent_id, one.name)
+    def _asked_for(self, item_id: str) -> Found | None:
+        if self._asked == _ASKED_MAX:
+            raise BackendError(f"{self._attempt}: it tells files of too many folders that it does not tell")
+        self._asked += 1
+        target = f"/v1.0/me/drive/items/{quote(item_id, safe='!')}?$select=id,name,folder,parentReference"
+        answer = self._graph.ask("GET", target, self._attempt)
+        if is_absent(answer):
+            return None
+        found = found_in(object_of(answer, self._attempt, 200))
+        return found if found is not None and found.item_id == item_id else None
+
+
+def _line(item_id: str, parents: dict[str, str]) -> list[str]:
+    """A folder and those above it."""
+    line = [item_id]
+    while (above := parents[line[-1]]) in parents and len(line) < _DEPTH_MAX:
+        line.append(above)
+    return line
 
 
 def _is_refused_cursor(answer: Answer) -> bool:

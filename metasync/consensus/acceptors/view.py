@@ -270,15 +270,16 @@ class AcceptorView(ABC):
         if backend is None:
             return False
         path = birth_path(self.acceptor_id)
+        asked = yield Now()
         reply: Reply = yield Op(backend, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-        self.heard = False
+        self.heard, self.memory.born_at = False, None
         if isinstance(reply.error, NotFoundError):
             why = "its birth object is missing: it was emptied"
         elif reply.error is not None:
             self.fault(reply.error)
             return False
         elif birth_matches(reply.value, self.acceptor_id, self.birth):
-            self.memory.replaced = ""
+            self.memory.replaced, self.memory.born_at = "", asked
             self.born = self.heard = True
             return True
         elif (stone := read_tombstone(reply.value, self.acceptor_id, self.birth)) is not None:

@@ -147,6 +147,19 @@ def step_versions(v: int) -> tuple[int, ...]:
     return tuple(v - (1 << i) for i in range(1, (v & -v).bit_length() - 1))
 
 
+def line_after(line: Sequence[State], states: Sequence[State]) -> list[State]:
+    """Adds states to a line of known ones, the newest last, and drops what is not on the way back from that one.
+
+    The newest may have a lower version than others: a restarted workspace goes on from an earlier one.
+    """
+    held = {state.v: state for state in [*line, *states]}
+    wanted, v = [], states[-1].v
+    while v:
+        wanted.append(v)
+        v = skip_version(v)
+    return [held[v] for v in reversed(wanted) if v in held]
+
+
 def skip_after(base: State, steps: Sequence[bytes] = ()) -> bytes:
     """The `skip` of every state after `base`. `steps`: the states `step_versions` of its version, encoded.
 

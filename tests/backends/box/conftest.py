@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("box_sdk_gen")
-sys.path[:0] = [str(Path(__file__).parents[2] / "servers")]
+from servers.box_standin import BoxStandin
+from servers.standin import linked
 
-from box_standin import BoxStandin  # noqa: E402  (found by the line above)
-from standin import running  # noqa: E402
-
-from metasync.backends.box import BoxBackend  # noqa: E402
-from metasync.backends.registry import open_backend, parse_url  # noqa: E402
+from metasync.backends.box import BoxBackend
+from metasync.backends.registry import open_backend, parse_url
 
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BoxStandin]:
-    with running(BoxStandin()) as made:
-        assert isinstance(made, BoxStandin)
-        made.link(monkeypatch, tmp_path / "config")
+    with linked(BoxStandin(), monkeypatch, tmp_path / "config") as made:
         yield made
 
 

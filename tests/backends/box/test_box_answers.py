@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
-from box_standin import BoxStandin
+from servers.box_standin import BoxStandin
 
 from metasync.backends.api import Digest
 from metasync.backends.box import BoxBackend
@@ -157,7 +157,7 @@ def test_a_token_that_ended_is_renewed_once(
 
 
 def test_a_login_that_was_revoked(filled: BoxBackend, standin: BoxStandin) -> None:
-    standin.switches.revoked |= {standin.token, standin._refresh}
+    standin.switches.revoked |= {standin.token, standin.refresh}
     with pytest.raises(RefusedError) as caught:
         filled.stat("d/a")
     assert "metasync auth box" in str(caught.value.next_step)
@@ -280,7 +280,7 @@ def test_a_trash_that_keeps_what_is_in_it(filled: BoxBackend, standin: BoxStandi
 def test_a_folder_that_is_gone_is_no_empty_folder(
     filled: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metasync.backends.box.folders.ROOT_SEEN_S", -1.0)
+    monkeypatch.setattr("metasync.backends._shared.kept_root.SEEN_S", -1.0)
     standin.trash(next(i for i, item in standin.items.items() if item.name == "ws"))
     for name in ("stat", "list", "create"):
         with pytest.raises(UnreachableError):

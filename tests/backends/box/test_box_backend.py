@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from box_standin import BoxStandin
 from contract_kit import SMALL, passes
+from servers.box_standin import BoxStandin
 
 from metasync.backends.box import BoxBackend
 from metasync.testing.contract import CHECKS, Check, Store, check_id

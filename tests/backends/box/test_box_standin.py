@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box_description import Described
 from box_sdk_gen import BoxAPIError, BoxClient, BoxDeveloperTokenAuth
 from box_sdk_gen.managers.events import GetEventsStreamType
 from box_sdk_gen.managers.folders import CreateFolderParent
@@ -25,9 +24,10 @@ from box_sdk_gen.managers.uploads import (
 from box_sdk_gen.networking.box_network_client import BoxNetworkClient
 from box_sdk_gen.networking.network import NetworkSession
 from box_sdk_gen.networking.retries import BoxRetryStrategy
-from box_standin import API, ROOT, UPLOAD, BoxStandin
 from http_kit import Answer
-from standin import Request, json_answer, running
+from servers.box_description import Described
+from servers.box_standin import API, ROOT, UPLOAD, BoxStandin
+from servers.standin import Request, json_answer, running
 
 from metasync.backends._shared.logins import open_login
 from metasync.backends._shared.session_requests import BoundedSession

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from box_standin import BoxStandin
+from servers.box_standin import BoxStandin
 from workspace_kit import Lab, tree_of, write
 
 from metasync.workspace import Workspace

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("dropbox")
-sys.path[:0] = [str(Path(__file__).parents[2] / "servers")]
+from servers.dropbox_standin import DropboxStandin
+from servers.standin import linked
 
-from dropbox_standin import DropboxStandin  # noqa: E402  (found by the line above)
-from standin import running  # noqa: E402
-
-from metasync.backends.dropbox import DropboxBackend  # noqa: E402
-from metasync.backends.registry import open_backend, parse_url  # noqa: E402
+from metasync.backends.dropbox import DropboxBackend
+from metasync.backends.registry import open_backend, parse_url
 
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DropboxStandin]:
-    with running(DropboxStandin()) as made:
-        assert isinstance(made, DropboxStandin)
-        made.link(monkeypatch, tmp_path / "config")
+    with linked(DropboxStandin(), monkeypatch, tmp_path / "config") as made:
         yield made
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from contract_kit import SMALL, passes
-from dropbox_standin import DropboxStandin
+from servers.dropbox_standin import DropboxStandin
 
 from metasync.backends.dropbox import DropboxBackend
 from metasync.testing.contract import CHECKS, Check, Store, check_id

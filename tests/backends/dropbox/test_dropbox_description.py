@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from dropbox import auth, files, users
-from dropbox_standin import ROUTES
+from servers.dropbox_standin import ROUTES
 
 from metasync.backends._shared.logins.oauth import PROVIDERS
 from metasync.backends.dropbox.client import _REFUSED, ConflictError, _of_tags

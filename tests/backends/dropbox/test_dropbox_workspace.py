@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from dropbox_standin import DropboxStandin
+from servers.dropbox_standin import DropboxStandin
 from workspace_kit import Lab, tree_of, write
 
 from metasync.workspace import Workspace
@@ -108,12 +108,12 @@ def test_a_token_that_ends_in_the_middle(lab: Lab, w: Workspace, standin: Dropbo
 
 
 def test_a_login_that_was_revoked_is_one_store_away(lab: Lab, w: Workspace, standin: DropboxStandin) -> None:
-    standin.switches.revoked |= {standin.token, standin._refresh}
+    standin.switches.revoked |= {standin.token, standin.refresh}
     w = lab.reopen(w)
     grow(w, 10)
     assert w.push("without it").version is not None
     assert "login" in state_of(w)
-    assert "`metasync auth dropbox` links it" in lab.cli("push").out
+    assert "`metasync auth dropbox` links it" in lab.cli("status").out, "which waits for each store"
 
 
 def test_a_full_account(lab: Lab, w: Workspace, standin: DropboxStandin) -> None:

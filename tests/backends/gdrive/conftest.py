@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("googleapiclient")
-sys.path[:0] = [str(Path(__file__).parents[2] / "servers")]
+from servers.gdrive_standin import GoogleDriveStandin
+from servers.standin import linked
 
-from gdrive_standin import GoogleDriveStandin  # noqa: E402  (found by the line above)
-from standin import running  # noqa: E402
-
-from metasync.backends.gdrive import GoogleDriveBackend  # noqa: E402
-from metasync.backends.registry import open_backend, parse_url  # noqa: E402
+from metasync.backends.gdrive import GoogleDriveBackend
+from metasync.backends.registry import open_backend, parse_url
 
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleDriveStandin]:
-    with running(GoogleDriveStandin()) as made:
-        assert isinstance(made, GoogleDriveStandin)
-        made.link(monkeypatch, tmp_path / "config")
+    with linked(GoogleDriveStandin(), monkeypatch, tmp_path / "config") as made:
         yield made
 
 

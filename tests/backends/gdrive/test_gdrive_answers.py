@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
-from gdrive_standin import FOLDER, GoogleDriveStandin
+from servers.gdrive_standin import FOLDER, GoogleDriveStandin
 
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Digest, Item, Listed, Space
@@ -164,7 +164,7 @@ def test_what_lies_in_the_bin_is_not_there(filled: GoogleDriveBackend, standin: 
 def test_a_folder_that_is_gone_is_no_empty_folder(
     filled: GoogleDriveBackend, standin: GoogleDriveStandin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metasync.backends.gdrive.files.ROOT_SEEN_S", -1.0)
+    monkeypatch.setattr("metasync.backends._shared.kept_root.SEEN_S", -1.0)
     standin.files[root_of(standin)].trashed = True
     for call in (CALLS["stat"], CALLS["list"], CALLS["inventory"]):
         with pytest.raises(UnreachableError, match="no folder"):
@@ -309,9 +309,9 @@ def test_a_full_account(filled: GoogleDriveBackend, standin: GoogleDriveStandin)
 def test_a_digest_that_is_not_that_of_what_was_sent(
     backend: GoogleDriveBackend, standin: GoogleDriveStandin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gdrive_standin.hashlib.sha256", lambda data: hashlib.new("sha256", data + b"!"))
+    monkeypatch.setattr("servers.gdrive_standin.hashlib.sha256", lambda data: hashlib.new("sha256", data + b"!"))
     monkeypatch.setattr("metasync.backends.gdrive.files.hashlib.sha256", lambda data: hashlib.new("sha256", data))
-    monkeypatch.setattr("gdrive_standin.GoogleDriveStandin._told", _lying(standin))
+    monkeypatch.setattr("servers.gdrive_standin.GoogleDriveStandin._told", _lying(standin))
     with pytest.raises(BackendError, match="other bytes"):
         backend.put("d/a", b"0123")
 
@@ -362,7 +362,7 @@ def test_a_token_that_ended_is_renewed_once(
 
 
 def test_a_login_that_was_revoked(filled: GoogleDriveBackend, standin: GoogleDriveStandin) -> None:
-    standin.switches.revoked |= {standin.token, standin._refresh}
+    standin.switches.revoked |= {standin.token, standin.refresh}
     with pytest.raises(RefusedError) as caught:
         filled.stat("d/a")
     assert "metasync auth gdrive" in str(caught.value.next_step)

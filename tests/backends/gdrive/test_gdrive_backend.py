@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from contract_kit import SMALL, passes
-from gdrive_standin import GoogleDriveStandin
+from servers.gdrive_standin import GoogleDriveStandin
 
 from metasync.backends.gdrive import GoogleDriveBackend
 from metasync.testing.contract import CHECKS, Check, Store, check_id

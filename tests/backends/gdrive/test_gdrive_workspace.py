@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from gdrive_standin import GoogleDriveStandin
+from servers.gdrive_standin import GoogleDriveStandin
 from workspace_kit import Lab, tree_of, write
 
 from metasync.workspace import Workspace

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers.onedrive_standin import OneDriveStandin, linked
+from servers.onedrive_standin import OneDriveStandin
+from servers.standin import linked
 
 from metasync.backends.onedrive import OneDriveBackend
 from metasync.backends.registry import open_backend, parse_url
@@ -17,7 +18,7 @@ from metasync.backends.registry import open_backend, parse_url
 def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneDriveStandin]:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    with linked(OneDriveStandin(), tmp_path / "config", monkeypatch) as standin:
+    with linked(OneDriveStandin(), monkeypatch, tmp_path / "config") as standin:
         yield standin
 
 

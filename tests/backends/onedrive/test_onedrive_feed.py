@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from http_kit import Answer
 from servers.onedrive_standin import OneDriveStandin
 
+from metasync.backends._shared import native_ids
+from metasync.backends._shared.logins import forget_open
 from metasync.backends.api import Inventory, Item
 from metasync.backends.digests import digest_of
 from metasync.backends.onedrive import OneDriveBackend, feed
@@ -71,26 +74,64 @@ def test_changes_in_one_process(standin: OneDriveStandin, filled: OneDriveBacken
     assert whole(filled, cursor)[0] == {}
 
 
-def test_changes_after_a_restart(standin: OneDriveStandin, filled: OneDriveBackend) -> None:
-    """Folders that are not known are asked for, once each; a deletion that has a name is told."""
+@pytest.mark.parametrize(("are_lost", "requests"), [(False, 1), (True, 1 + 2 + 1)])
+def test_changes_after_a_restart(
+    standin: OneDriveStandin, filled: OneDriveBackend, tmp_path: Path, are_lost: bool, requests: int
+) -> None:
+    """Ids are kept. Where they are lost, folders are asked for, once each; a deletion that has a name is told."""
     _, cursor = whole(filled)
     filled.put("p/0/aa/new", b"new")
     filled.delete("p/0/aa/1")
+    if are_lost:
+        lose_ids(tmp_path)
     standin.take_log()
     found, _ = whole(again(), cursor)
     assert sizes(found) == {"0/aa/new": 3, "0/aa/1": None}
-    assert len(standin.take_log()) == 1 + 2
+    assert len(standin.take_log()) == requests
 
 
-def test_a_deletion_without_a_name_after_a_restart(standin: OneDriveStandin, filled: OneDriveBackend) -> None:
+def test_a_deletion_without_a_name_after_a_restart(
+    standin: OneDriveStandin, filled: OneDriveBackend, tmp_path: Path
+) -> None:
     standin.switches.is_business = True
     _, cursor = whole(filled)
     filled.put("p/0/aa/new", b"new")
-    assert sizes(whole(again(), cursor)[0]) == {"0/aa/new": 3}
+    found, cursor = whole(again(), cursor)
+    assert sizes(found) == {"0/aa/new": 3}
     filled.delete("p/0/aa/1")
+    found, cursor = whole(again(), cursor)
+    assert sizes(found) == {"0/aa/1": None}
+    filled.delete("p/0/aa/2")
+    lose_ids(tmp_path)
     with pytest.raises(NotFoundError):
         whole(again(), cursor)
-    assert "0/aa/1" not in whole(again())[0]
+    assert {*whole(again())[0]} == {"0/aa/new", "0/bb/1", "1/aa/3"}
+
+
+@pytest.mark.parametrize("is_business", [False, True])
+def test_a_deletion_that_is_told_after_the_file_that_has_its_name_now(
+    standin: OneDriveStandin, filled: OneDriveBackend, is_business: bool
+) -> None:
+    """The feed goes by ids, and a page may end between the two."""
+    standin.switches.is_business = is_business
+    _, cursor = whole(filled)
+    filled.put("q/later", b"1")
+    filled.put("q/later", b"2")
+    old = standin._at(("metasync", "one", "p", "0", "aa", "1")).item_id
+    filled.delete("p/0/aa/1")
+    filled.put("p/0/aa/1", b"anew")
+    with standin.lock:
+        standin.changes = [one for one in standin.changes if one != old] + [old]
+    standin.page = 1
+    assert sizes(whole(again(), cursor)[0]) == {"0/aa/1": 4}
+
+
+def lose_ids(folder: Path) -> None:
+    forget_open()
+    found = [*folder.rglob("ids/*.db*")]
+    assert found
+    for path in found:
+        path.unlink()
 
 
 def test_a_name_that_was_deleted_and_made_again(standin: OneDriveStandin, filled: OneDriveBackend) -> None:
@@ -230,8 +271,9 @@ def test_pages_that_are_none(
 def test_what_is_kept_of_ids_is_bounded(
     standin: OneDriveStandin, filled: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "_FILES_MAX", 2)
-    monkeypatch.setattr(feed, "KNOWN_FOLDERS_MAX", 2)
-    assert {*whole(filled)[0]} == {"0/aa/1", "0/aa/2", "0/bb/1", "1/aa/3"}
-    assert len(filled._feed._files) <= 2
-    assert len(filled._feed._folders) <= 2
+    """What is forgotten costs requests, and hides nothing."""
+    _, cursor = whole(filled)
+    monkeypatch.setattr(native_ids, "ROWS_MAX", 2)
+    filled.delete("p/0/aa/1")
+    assert sizes(whole(again(), cursor)[0]) == {"0/aa/1": None}
+    assert {*whole(again())[0]} == {"0/aa/2", "0/bb/1", "1/aa/3"}

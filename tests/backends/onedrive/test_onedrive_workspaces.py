@@ -65,7 +65,7 @@ def throttled(standin: OneDriveStandin) -> None:
 
 
 def revoked(standin: OneDriveStandin) -> None:
-    standin.switches.revoked |= {standin.tokens["access"], standin.tokens["refresh"]}
+    standin.switches.revoked |= {standin.token, standin.refresh}
 
 
 def full(standin: OneDriveStandin) -> None:
@@ -103,7 +103,7 @@ def test_a_login_that_ended_is_told_with_what_mends_it(lab: Lab, standin: OneDri
 def test_a_token_that_ends_in_the_middle(lab: Lab, standin: OneDriveStandin, laptop: Workspace) -> None:
     """Its renewal is no failure of anything."""
     for number in range(3):
-        standin.switches.ended.add(standin.tokens["access"])
+        standin.switches.ended.add(standin.token)
         write(laptop.directory, {f"late{number}": b"%d" % number})
         assert laptop.push("late").version is not None
     assert states(laptop)["onedrive"] == "ok"

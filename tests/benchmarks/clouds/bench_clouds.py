@@ -5,7 +5,8 @@
 The other two backends are folders; there are two copies of everything. The stand-in runs in this process, the client is
 `python -m metasync`. For each size a first push of so many files, in a workspace of its own; for 1 a push of one more
 file of 2 KB to the 70 that are there, then a pull and a status that find nothing new. Requests are those that the
-stand-in saw, by their paths; bytes are those of their bodies. Then single calls: milliseconds of the client's CPU.
+stand-in saw, by their paths; bytes are those of their bodies. Then an hour in which a folder is watched and nothing
+changes, and single calls: milliseconds of the client's CPU.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BENCHMARKS = Path(__file__).parents[1]
-sys.path[:0] = [str(BENCHMARKS), *(str(BENCHMARKS.parent / name) for name in ("servers", "kits", ""))]
+sys.path[:0] = [str(BENCHMARKS), *(str(BENCHMARKS.parent / name) for name in ("kits", ""))]
 
 import pytest
 import workloads
 from measure import child_environment, measured
-from standin import Standin, running
+from servers.standin import Standin, linked
+
+from metasync.backends.api import Inventories, Watches
+from metasync.backends.registry import open_backend, parse_url
 
 SIZES = {70: "paper", 15_000: "kernel"}
 TIMEOUT_S = 1800.0
 CALLS = 200
+HOUR_S = 3600.0
+POLL_S = 480.0  # the longest poll that Dropbox takes
+LOOK_S = 60.0  # between two looks at a feed of changes, where there is no long poll
 
 
 class Cloud(NamedTuple):
@@ -44,56 +51,36 @@ class Cloud(NamedTuple):
     limits: str
 
 
+def _kinds() -> dict[str, tuple[type[Standin], str]]:
+    """Stand-ins by the scheme of their URLs, and what the provider publishes."""
+    from servers.box_standin import BoxStandin
+    from servers.dropbox_standin import DropboxStandin
+    from servers.gdrive_standin import GoogleDriveStandin
+    from servers.onedrive_standin import OneDriveStandin
+
+    return {
+        "box": (BoxStandin, "1,000 requests and 240 uploads a minute and user"),
+        "dropbox": (DropboxStandin, "none in numbers; writes to one account one after the other"),
+        "gdrive": (
+            GoogleDriveStandin,
+            "325,000 units a minute and user, 1,000,000 a project; 750 GB of uploads a day",
+        ),
+        "onedrive": (
+            OneDriveStandin,
+            "work or school: 3,000 requests in 5 minutes and user, 1,250 units a minute and app; personal: no number",
+        ),
+    }
+
+
 @contextlib.contextmanager
-def _dropbox(root: Path) -> Iterator[Cloud]:
-    from dropbox_standin import DropboxStandin
-
-    standin = DropboxStandin()
-    with running(standin), pytest.MonkeyPatch.context() as patch:
-        standin.link(patch, root)
-        env = {name: os.environ[name] for name in (standin.variable, "XDG_CONFIG_HOME", "METASYNC_KEYRING")}
-        yield Cloud(standin, env, "none in numbers; writes to one account one after the other")
-
-
-@contextlib.contextmanager
-def _gdrive(root: Path) -> Iterator[Cloud]:
-    from gdrive_standin import GoogleDriveStandin
-
-    standin = GoogleDriveStandin()
-    with running(standin), pytest.MonkeyPatch.context() as patch:
-        standin.link(patch, root)
+def running_cloud(name: str, root: Path) -> Iterator[Cloud]:
+    kind, limits = _kinds()[name]
+    with pytest.MonkeyPatch.context() as patch, linked(kind(), patch, root) as standin:
         names = (standin.variable, "XDG_CONFIG_HOME", "XDG_STATE_HOME", "METASYNC_KEYRING")
-        env = {name: os.environ[name] for name in names}
-        yield Cloud(standin, env, "325,000 units a minute and user, 1,000,000 a project; 750 GB of uploads a day")
+        yield Cloud(standin, {name: os.environ[name] for name in names}, limits)
 
 
-@contextlib.contextmanager
-def _onedrive(root: Path) -> Iterator[Cloud]:
-    from servers.onedrive_standin import OneDriveStandin, linked
-
-    with pytest.MonkeyPatch.context() as patch, linked(OneDriveStandin(), root, patch) as standin:
-        names = (standin.variable, "XDG_CONFIG_HOME", "XDG_STATE_HOME", "METASYNC_KEYRING")
-        env = {name: os.environ[name] for name in names}
-        limits = (
-            "work or school: 3,000 requests in 5 minutes and user, 1,250 units a minute and app; personal: no number"
-        )
-        yield Cloud(standin, env, limits)
-
-
-@contextlib.contextmanager
-def _box(root: Path) -> Iterator[Cloud]:
-    from box_standin import BoxStandin
-
-    standin = BoxStandin()
-    with running(standin), pytest.MonkeyPatch.context() as patch:
-        standin.link(patch, root)
-        names = (standin.variable, "XDG_CONFIG_HOME", "XDG_STATE_HOME", "METASYNC_KEYRING")
-        env = {name: os.environ[name] for name in names}
-        yield Cloud(standin, env, "1,000 requests and 240 uploads a minute and user")
-
-
-CLOUDS = {"box": _box, "dropbox": _dropbox, "gdrive": _gdrive, "onedrive": _onedrive}
-"""By the scheme of their URLs."""
+CLOUDS = ("box", "dropbox", "gdrive", "onedrive")
 
 
 @dataclass
@@ -134,6 +121,39 @@ def run(words: list[str], cloud: Cloud, env: dict[str, str], work: Path) -> Figu
     log = cloud.standin.take_log()
     requests = Counter(exchange.request.path.rpartition("/")[2] for exchange in log)
     return Figures(requests, sum(len(e.request.body) for e in log), sum(e.answer_bytes for e in log), usage.cpu_s)
+
+
+def idle_requests(name: str, cloud: Cloud) -> tuple[str, int]:
+    """How a folder is watched in which nothing changes, and the requests of an hour of that.
+
+    Time is counted, not waited for: the stand-in ends each poll at once, and it counts as long as it was asked to be.
+    A login's renewal comes on top, once in an hour or less.
+    """
+    backend = open_backend(parse_url(f"{name}:/idle"), create_root=True)
+    try:
+        backend.put("d/a", b"1")
+        if isinstance(backend, Watches):
+            cursor = backend.watch("d", "", POLL_S).cursor
+            cloud.standin.take_log()
+            for _ in range(round(HOUR_S / POLL_S)):
+                told = backend.watch("d", cursor, POLL_S)
+                if told.changed:
+                    raise RuntimeError("a watch told of a change where there was none")
+                cursor = told.cursor
+            how = f"a long poll of {POLL_S:.0f} s"
+        else:
+            assert isinstance(backend, Inventories)
+            cursor, more = "", True
+            while more:
+                _, cursor, more = backend.inventory("d", cursor)
+            cloud.standin.take_log()
+            for _ in range(round(HOUR_S / LOOK_S)):
+                _, cursor, more = backend.inventory("d", cursor)
+                assert not more
+            how = f"a look at the feed each {LOOK_S:.0f} s"
+        return how, len(cloud.standin.take_log())
+    finally:
+        backend.close()
 
 
 _SINGLE = """
@@ -221,7 +241,7 @@ def main() -> int:
         for name in options.only.split(","):
             root = Path(scratch) / name
             root.mkdir()
-            with CLOUDS[name](root / "config") as cloud:
+            with running_cloud(name, root / "config") as cloud:
                 for size, load in needed.items():
                     found = commands(
                         name, cloud, ready[load], root / f"files-{size}", with_one=size == 70 and 1 in sizes
@@ -231,6 +251,9 @@ def main() -> int:
                     figures[f"{name} {size}"] = {what: vars(f) for what, f in found.items()}
                 subprocess.run(["rm", "-rf", *map(str, root.glob("files-*"))], check=True)
                 print(f"\n{name}: published limits: {cloud.limits}")
+                how, requests = idle_requests(name, cloud)
+                figures[f"{name} idle"] = requests
+                print(f"{name}: {requests} requests in an idle hour, by {how}")
                 if options.calls:
                     cloud.standin.take_log()
                     figures[f"{name} calls"] = rows = single_calls(name, cloud, root, options.calls)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-MODULES = ("moving", "scrub", "check", "gc", "faults")
+MODULES = ("index", "moving", "scrub", "check", "gc", "faults")
 
 
 def main() -> int:

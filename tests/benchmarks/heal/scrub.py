@@ -34,8 +34,8 @@ from metasync.reports.backends import ScrubReport
 from metasync.runtime.effects import Op
 from metasync.session import agreement, open_backend
 from metasync.session.session import Session
-from metasync.store.index import IndexSegment, PackRecord
-from metasync.store.pack_format import HEADER_BYTES
+from metasync.store.index import IndexSegment, PackRecord, make_segment
+from metasync.store.pack_format import HEADER_BYTES, Packs
 from metasync.transfer.copies import pack_path
 from metasync.transfer.inventories import Heard
 from metasync.workspace import Workspace
@@ -136,13 +136,13 @@ class Scene:
             carry_out(s, ops)
             records.sort(key=lambda p: p.id)
             parts = (records[n : n + SEGMENT_PACKS] for n in range(0, count, SEGMENT_PACKS))
-            self._name(s, [IndexSegment(tuple(part), b"") for part in parts])
+            self._name(s, [IndexSegment(Packs.of(part), b"") for part in parts])
 
     def drop(self, count: int) -> None:
         """Has packs dropped from the index, and deletes them."""
         with self.w._operation("bench") as s:
             gone = [p for p in agreement.newest(s).index.packs().values() if not p.segments][:count]
-            self._name(s, [IndexSegment((), b"", tuple(sorted(p.id for p in gone)))])
+            self._name(s, [make_segment((), (p.id for p in gone))])
             carry_out(s, [Op(name, "delete", path) for record in gone for name, path in places(s, record)])
 
     def lose(self, name: str, share: float) -> int:

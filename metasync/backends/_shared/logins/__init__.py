@@ -55,6 +55,11 @@ class Login:
         """What mends it: the command, for people."""
         return self._place.step
 
+    @property
+    def mark(self) -> str:
+        """Another one after the account was linked anew, which may be another account then."""
+        return f"{self._grant.linked_at:.6f}"
+
     def token(self) -> str:
         """A live access token. One that is about to end is renewed in the background, and given out meanwhile.
 

@@ -1,0 +1,147 @@
+"""What a push asks of the backends that follows on another one of the same process."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from workspace_kit import Lab, tree_of, write
+
+from metasync.backends.wrappers.wrapper import Call, T
+from metasync.consensus.hints import HEAD_EVERY_S
+from metasync.errors import NoQuorumError
+from metasync.testing.counting import CountingBackend
+from metasync.workspace import Workspace
+
+NAMES = ("a", "b", "c")
+
+
+def warm(lab: Lab) -> Workspace:
+    """A workspace in memory whose process has pushed."""
+    w = lab.init(lab.urls(*NAMES, kind="memory"))
+    for n in range(3):
+        write(w.directory, {"f": b"%d" % n})
+        w.push()
+    return w
+
+
+class Heard:
+    """The calls on all backends, by kind and what they are about."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.under_way = 0
+        self.changed = threading.Condition()
+
+    def take(self) -> Counter[str]:
+        """Those since the last time; waits for what is under way."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.under_way == 0, timeout=60)
+            taken, self.calls = self.calls, Counter()
+            return taken
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    noted, around = Heard(), CountingBackend.around
+
+    def listening(self: CountingBackend, call: Call, do: Callable[[], T]) -> T:
+        parts = call.path.split("/")
+        what = next((p for p in ("birth", "px", "packs", "meta", "devices", "hint", "floor") if p in parts), call.path)
+        with noted.changed:
+            noted.calls[f"{call.kind} {what}"] += 1
+            noted.under_way += 1
+        try:
+            return around(self, call, do)
+        finally:
+            with noted.changed:
+                noted.under_way -= 1
+                noted.changed.notify_all()
+
+    monkeypatch.setattr(CountingBackend, "around", listening)
+    return noted
+
+
+def test_the_owner_of_a_version_looks_for_no_other(lab: Lab, heard: Heard) -> None:
+    w = warm(lab)
+    heard.take()
+    write(w.directory, {"f": b"once more"})
+    assert w.push().version == 4
+    calls = heard.take()
+    assert calls["get px"] == 0
+    assert calls["create px"] <= 3
+    assert calls["put packs"] == 2
+    assert calls["get birth"] <= 3 + 2, "one beside each vote, and one beside each copy of the pack"
+
+
+def test_a_push_with_nothing_to_do_still_asks_what_is_newest(lab: Lab) -> None:
+    w = warm(lab)
+    d = lab.clone(lab.urls(*NAMES, kind="memory"))
+    write(d.directory, {"g": b"of the other"})
+    d.push()
+    assert w.push().pulled is not None
+    assert (w.directory / "g").read_bytes() == b"of the other"
+
+
+def test_an_owner_that_was_overtaken_merges(lab: Lab) -> None:
+    """The other device's version stands in the way of the create, and is taken in."""
+    w = warm(lab)
+    d = lab.clone(lab.urls(*NAMES, kind="memory"))
+    write(d.directory, {"g": b"of the other"})
+    theirs = d.push().version
+    write(w.directory, {"h": b"mine"})
+    report = w.push()
+    assert theirs is not None
+    assert report.version == theirs + 1
+    d.pull()
+    assert tree_of(d.directory).keys() == tree_of(w.directory).keys() >= {b"f", b"g", b"h"}
+
+
+def test_a_store_that_was_emptied_since_gets_no_pack_that_counts(lab: Lab) -> None:
+    """Its birth is asked for beside the pack, and the copy goes to another store."""
+    w = warm(lab)
+    lab.faults["b"].wipe()
+    for n in range(6):
+        write(w.directory, {"f": b"after it was emptied %d" % n})
+        report = w.push()
+        assert report.under_replicated == 0
+        assert "b" in report.down
+
+
+def test_without_a_quorum_of_the_stores_nothing_is_proposed(lab: Lab, heard: Heard) -> None:
+    w = warm(lab)
+    lab.faults["b"].wipe()
+    lab.faults["c"].wipe()
+    lab.hurry(0.3)
+    heard.take()
+    write(w.directory, {"f": b"nobody may know of this"})
+    with pytest.raises(NoQuorumError) as e:
+        w.push()
+    assert "may be committed" not in e.value.message
+    assert heard.take()["create px"] == 0
+
+
+def test_heads_are_written_once_a_minute_and_in_the_end(lab: Lab, heard: Heard) -> None:
+    w = warm(lab)
+    heard.take()
+    for n in range(3):
+        write(w.directory, {"f": b"again %d" % n})
+        w.push()
+    assert heard.take()["put devices"] == 0
+    head = w._connections.head
+    assert head.written_s is not None
+    head.written_s -= HEAD_EVERY_S
+    write(w.directory, {"f": b"a minute later"})
+    w.push()
+    assert heard.take()["put devices"] >= 2
+    write(w.directory, {"f": b"the last one"})
+    last = w.push().version
+    assert heard.take()["put devices"] == 0
+    w.close()
+    assert heard.take()["put devices"] >= 2
+    d = lab.clone(lab.urls(*NAMES, kind="memory"))
+    with d._session("test") as s:
+        heads = s.runtime.run(s.group.read_heads(s.newest_state(), [w._connections.device.device_id], list(NAMES)))
+    assert [h.v for h in heads.values() if h] == [last]
