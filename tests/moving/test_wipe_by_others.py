@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -272,7 +273,8 @@ def test_killed_at_each_step_another_device_ends_it(
 def run_remove_and_wipe(directory: str) -> bool:
     with Workspace.open(directory) as w:
         if "d" in {b.name for b in w.backends()}:
-            w.backend_remove("d", passphrase=PASSPHRASE, wipe=True)
+            with contextlib.suppress(UsageError):  # the other one has removed and emptied it meanwhile
+                w.backend_remove("d", passphrase=PASSPHRASE, wipe=True)
         return w.rebalance().is_whole
 
 
@@ -303,7 +305,8 @@ def test_killed_anywhere_again_and_again(tmp_path: Path, stride: int) -> None:
             report = w.check(read_data=True)
             assert (report.problems, report.lost, report.short) == ((), (), 0)
             assert {p: v.data for p, v in tree_of(w.directory).items()} == before
-    assert not any(p.is_file() for p in (tmp_path / "d").rglob("*"))
+    left = [p for p in (tmp_path / "d").rglob("*") if p.is_file()]
+    assert [str(p) for p in left if "px" not in p.parts] == []  # a device that has not heard may vote there once more
 
 
 # ---- who does not
