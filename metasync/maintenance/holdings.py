@@ -112,5 +112,6 @@ def still_moving(s: Session, agreed: Agreed | None) -> Moving:
     index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
     named = index.packs() if index is not None else gone
     packs = (p for p in named.values() if not gone or p.id in gone)
-    places, done = Places(s.config, s.previous), moved.load(s)
-    return placement.moving(p for p in packs if places.receivers(p.name) and places.partition(p.name) not in done)
+    places = Places(s.config, s.previous)
+    done = moved.Noted(places, named.values(), moved.load(s))
+    return placement.moving(p for p in packs if places.receivers(p.name) and p.name not in done)

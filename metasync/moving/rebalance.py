@@ -16,7 +16,7 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -123,17 +123,26 @@ class Mover:
 
     def remains(self) -> bool:
         """Whether a displaced pack is not known to be verified, nor lost: the time was over first."""
-        noted, tally = moved.load(self.s), self.tally
-        return any(
-            p.id not in tally.done and p.name not in tally.lost and self.places.partition(p.name) not in noted
-            for p in self.displaced()
+        return bool(self.unverified(self.base.index.packs().values()))
+
+    def noted(self, packs: Iterable[PackRecord] | None = None) -> moved.Noted:
+        """What this device has noted of the packs of the mover's state, or of these."""
+        return moved.Noted(
+            self.places, self.base.index.packs().values() if packs is None else packs, moved.load(self.s)
         )
+
+    def unverified(self, packs: Collection[PackRecord]) -> list[PackRecord]:
+        """Those of all packs of an index that are displaced, and not known to be verified, nor lost."""
+        noted, tally = self.noted(packs), self.tally
+        unknown = (p for p in packs if p.id not in tally.done and p.name not in tally.lost)
+        return [p for p in unknown if self.places.is_displaced(p.name) and p.name not in noted]
 
     def bring_all(self, packs: Sequence[PackRecord], *, note: bool) -> None:
         """Brings these packs to their places. `note`: they are all of their partitions, to be noted when they are."""
         s, total = self.s, sum(p.size for p in packs)
         left = Counter(self.places.partition(p.name) for p in packs)
-        whole: list[int] = []
+        sums = self.noted().sums if note else {}
+        whole: dict[int, int] = {}
         done_bytes, last = 0, s.runtime.clock()
         try:
             for record, brought in self._brought(packs):
@@ -142,11 +151,12 @@ class Mover:
                 if brought.verified or brought.is_lost:
                     partition = self.places.partition(record.name)
                     left[partition] -= 1
-                    whole += [partition] if not left[partition] and not brought.is_lost else []
+                    if note and not left[partition] and not brought.is_lost:
+                        whole[partition] = sums[partition]
                 s.listener(Progress(PHASE, done_bytes, total, "B"))
                 if note and whole and s.runtime.clock() - last >= NOTE_EVERY_S:
                     moved.note(s, whole)
-                    whole, last = [], s.runtime.clock()
+                    whole, last = {}, s.runtime.clock()
         finally:
             if note and whole:
                 moved.note(s, whole)
@@ -244,19 +254,19 @@ def rebalance(
             _move(mover)
             if tally.waiting or (ends is not None and mover.remains()):
                 return _report(mover, None)
-            verified = s.config
         with changing(work, "rebalance", reopen=True) as s, contextlib.suppress(_ChangedError):
-            version = _trim(s, verified)
+            version = _trim(s, mover)
     raise WorkspaceError(
-        f"others changed the backends {LOST_ROUNDS_MAX} times while data were moved; what was moved stays where it is",
+        f"others changed the backends, or pushed, {LOST_ROUNDS_MAX} times while data were moved; what was moved stays "
+        "where it is",
         next_step="Run again.",
     )
 
 
 def _move(mover: Mover) -> None:
     """Brings all that is displaced to its places, but for what this device has noted as verified."""
-    s, noted = mover.s, moved.load(mover.s)
-    packs = [p for p in mover.displaced() if mover.places.partition(p.name) not in noted]
+    s, noted = mover.s, mover.noted()
+    packs = [p for p in mover.displaced() if p.name not in noted]
     s.listener(Phase(PHASE))
     room = s.transfer.room
     names = sorted({mover.names[i] for p in packs for i in mover.places.primary(p.name)} & set(s.names.values()))
@@ -270,27 +280,32 @@ def _move(mover: Mover) -> None:
         mover.tally.lost &= {name for name in named if name in mover.tally.lost}
 
 
-def _trim(s: Session, verified: Config) -> int | None:
-    """Has it agreed that all is moved. -> the version. `_ChangedError`: the backends are others by now.
+def _trim(s: Session, mover: Mover) -> int | None:
+    """Has it agreed that all is moved. -> the version.
 
-    What was pushed since the packs were verified lies where the config wants it: whoever pushes has made sure of that
-    on the same config.
+    `_ChangedError`: the backends are others by now, or packs were pushed since the others were verified. Who pushed
+    them may have had no way to where they belong.
     """
+    verified = mover.s.config
 
     def make(config: Config) -> Config:
         if config != verified:
             raise _ChangedError
         return moves.trimmed(config)
 
-    return change(s, Wanted("", make)).version
+    def check(base: Agreed) -> None:
+        if mover.unverified(base.index.packs().values()):
+            raise _ChangedError
+
+    return change(s, Wanted("", make, check=check)).version
 
 
 def _plan(mover: Mover) -> RebalanceReport:
     """What would be moved and freed, by the mappings alone: no backend is asked."""
     names = {**{i: n.partition("~")[0] for i, n in mover.s.former.items()}, **mover.names}
-    noted = moved.load(mover.s)
+    noted = mover.noted()
     packs = mover.displaced()
-    left = [p for p in packs if mover.places.receivers(p.name) and mover.places.partition(p.name) not in noted]
+    left = [p for p in packs if mover.places.receivers(p.name) and p.name not in noted]
     sent = _shares(left, lambda p: [names.get(i, i.hex()) for i in mover.places.receivers(p.name)])
     freed = _shares(packs, lambda p: [mover.names[i] for i in mover.places.givers(p.name) if i in mover.names])
     state = mover.base.state
@@ -308,10 +323,10 @@ def _shares(packs: Iterable[PackRecord], where: Callable[[PackRecord], Iterable[
 
 
 def _report(mover: Mover, version: int | None, freed: surplus.Freed | None = None) -> RebalanceReport:
-    s, noted = mover.s, moved.load(mover.s)
+    s, noted = mover.s, mover.noted()
     packs = [] if freed is not None else [p for p in mover.displaced() if mover.places.receivers(p.name)]
     done, tally = mover.tally.done, mover.tally
-    left = [p for p in packs if (p.generation, p.name) not in done and mover.places.partition(p.name) not in noted]
+    left = [p for p in packs if (p.generation, p.name) not in done and p.name not in noted]
     return RebalanceReport(
         dry_run=False,
         version=version,

@@ -70,6 +70,8 @@ class Wanted:
 
     `is_dead`: what goes is never asked; `may_lose`: the user knows which files only that one had.
 
+    `check` may refuse what a change would be made on, by an error.
+
     `births`: nonces by acceptor and storage id, drawn once, so that every attempt means the same new roots.
     """
 
@@ -79,6 +81,7 @@ class Wanted:
     leaves: bytes = b""
     is_dead: bool = False
     may_lose: bool = False
+    check: Callable[[Agreed], None] = lambda _: None
     births: dict[bytes, bytes] = field(default_factory=dict)
     gained: dict[bytes, Storage] = field(default_factory=dict)
 
@@ -96,6 +99,7 @@ def change(s: Session, wanted: Wanted, *, passphrase: str | None = None, dry_run
         old, raw = base.config, wanted.make(base.config)
         if raw == old:
             return _report(wanted, base, old, None, base.state, dry_run=dry_run)
+        wanted.check(base)
         new = _complete(s, wanted, base, raw)
         alone = _check_data(s, wanted, base, new)
         if alone and not (dry_run or wanted.may_lose):

@@ -10,7 +10,6 @@ from crash_kit import DEAD, NAME, Child, die_at_call, quiet_environment, run_clo
 from effort import few_and_many
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.config import Config
 from metasync.consensus import Change
 from metasync.errors import UnreachableError, UsageError, WeakeningError
 from metasync.maintenance import repair
@@ -381,11 +380,11 @@ def test_old_versions_are_collected_while_data_move(lab: Lab, monkeypatch: pytes
     desktop.link("d", lab.url("d"))
     real, waiting = rebalancing._trim, [True]
 
-    def trim(s: Session, verified: Config) -> int | None:
+    def trim(s: Session, mover: rebalancing.Mover) -> int | None:
         if waiting:
             waiting.clear()
             desktop.gc(Keep(last=1))
-        return real(s, verified)
+        return real(s, mover)
 
     monkeypatch.setattr(rebalancing, "_trim", trim)
     report = w.rebalance()

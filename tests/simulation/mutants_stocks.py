@@ -102,7 +102,8 @@ def _old_counts() -> Iterator[None]:
 
 @mutant("trim-unverified", "`prev_mapping` is cleared without verified copies", changed_often)
 def _unverified() -> Iterator[None]:
-    with rewritten(rebalance, "rebalance", ("_move(mover)\n", "pass\n")):
+    unmoved = rewritten(rebalance, "rebalance", ("_move(mover)\n", "pass\n"))
+    with unmoved, rewritten(rebalance, "_trim", ("mover.unverified(base.index.packs().values())", "False")):
         yield
 
 
@@ -131,6 +132,12 @@ def _early() -> Iterator[None]:
 def _blind() -> Iterator[None]:
     brings = "mover.bring_all([p for key, p in records.items() if key not in mover.tally.done], note=False)", "pass"
     with rewritten(surplus, "free", brings, (" if key in mover.tally.done]\n", "]\n")):
+        yield
+
+
+@mutant("trim-late", "a move ends though packs were pushed since the others were verified", changed_often)
+def _late() -> Iterator[None]:
+    with rewritten(rebalance, "_trim", ("mover.unverified(base.index.packs().values())", "False")):
         yield
 
 
