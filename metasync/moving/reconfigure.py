@@ -45,6 +45,7 @@ from metasync.maintenance.drill import would_be_lost
 from metasync.maintenance.holdings import still_moving
 from metasync.members import key_copies, key_store
 from metasync.members.found import ID_BYTES, take_away
+from metasync.moving import strays
 from metasync.reports.backends import BackendChange, Gone, Moving
 from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
@@ -230,10 +231,8 @@ def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> list[P
     """
     if not wanted.leaves:
         return []
-    packs = [
-        p for p in base.index.packs().values() if s.previous is not None or wanted.leaves in s.transfer.home(p.name)
-    ]  # while data move, anything may have come to lie anywhere
     s.listener(Phase("check"))
+    packs = _may_hold(s, wanted, base)
     alone = _without_copy(s, packs, wanted.leaves)
     if wanted.is_dead or not alone:
         return alone
@@ -244,12 +243,29 @@ def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> list[P
     )
     here = [p for i, p in s.transfer.places.items() if i == wanted.leaves]
     if not where_not(s.runtime, [(p, has_copy(here, p)) for p in alone]):
-        raise OnlyThereError(text, next_step="metasync rebalance")
+        raise OnlyThereError(
+            text,
+            next_step=f"Add the new backend beside it. Then metasync backend remove {leaving} moves its data.",
+        )
     raise UsageError(
         text,
         next_step=f"Bring the other backends back, or keep {leaving}; `metasync check` lists what is missing."
         f" If {leaving} is lost for good: --dead.",
     )
+
+
+def _may_hold(s: Session, wanted: Wanted, base: Agreed) -> list[PackRecord]:
+    """The packs of which the backend that goes may have a copy. Of one that is dead, those that belong there."""
+    packs = base.index.packs().values()
+    here = [p for p in packs if wanted.leaves in s.transfer.home(p.name)]
+    if s.previous is not None:  # while data move, anything may have come to lie anywhere
+        return list(packs)
+    if wanted.is_dead:
+        return here
+    try:
+        return here + strays.listed(s, wanted.leaves, packs)
+    except BackendError:
+        return list(packs)
 
 
 def _would_lose(alone: Sequence[PackRecord], leaving: str) -> UsageError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from metasync.errors import UnreachableError, UsageError
-from metasync.moving import add_backend, wipe
-from metasync.moving.rebalance import rebalance
+from metasync.errors import BackendError, UnreachableError, UsageError
+from metasync.events import Phase
+from metasync.moving import add_backend, strays, wipe
+from metasync.moving.rebalance import Mover, Tally, rebalance
 from metasync.moving.reconfigure import OnlyThereError, unchanged
 from metasync.reports.backends import BackendChange, Moving, RebalanceReport, Share, Wiped
 from metasync.session import agreement
 from metasync.session.session import Operations
 from metasync.sync.operations import changing
+from metasync.transfer import wrong_copies
 
 WHAT = "backend remove"
 
@@ -43,7 +45,9 @@ def remove(
 def _remove(
     work: Operations, name: str, *, passphrase: str | None, dry_run: bool, emptied: bool = False
 ) -> BackendChange:
-    """Removes one that answers. What it alone holds is moved first."""
+    """Removes one that answers. What it holds in place of others, or alone, is moved first."""
+    if not dry_run:
+        _bring_strays(work, name)
     try:
         with changing(work, WHAT, reopen=True) as s:
             return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run, emptied=emptied)
@@ -110,6 +114,22 @@ def rebalance_and_wipe(work: Operations, *, dry_run: bool, read_data: bool) -> R
     emptied = tuple(Share(name, w.objects, w.bytes) for name, w in done.items() if isinstance(w, Wiped) and w.objects)
     failed = {name: w.why if isinstance(w, Wiped) else w.message for name, w in done.items()}
     return replace(report, emptied=emptied, unemptied=tuple((name, why) for name, why in failed.items() if why))
+
+
+def _bring_strays(work: Operations, name: str) -> None:
+    """Brings what the backend holds in place of others to where it belongs. What cannot be brought now is noted."""
+    with work.session(WHAT) as s:
+        mover = Mover(s, Tally(), read_data=False)
+        entry = mover.base.config.named(name)
+        if entry is None:
+            return
+        try:
+            found = strays.listed(s, entry.backend_id, mover.base.index.packs().values())
+        except BackendError:  # it is away, and may go all the same, where others have all that it may have
+            return
+        s.listener(Phase("move"))
+        mover.bring_all(found, note=False)
+        wrong_copies.note(s.db, (p.name for p in found if p.id not in mover.tally.done))
 
 
 def _moved(work: Operations, name: str) -> None:
