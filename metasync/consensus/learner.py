@@ -65,6 +65,7 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
     current = known
     absent_above: int | None = None
     stepped = False
+    slow: int | None = None  # a version behind floors, to be finished by its logs: a look ahead reads others' floors
     heard: set[bytes] = set()  # acceptors whose births were seen right, over all versions that were passed through
     while True:
         instance: Instance = yield from enter(current)
@@ -79,7 +80,9 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
         if instance.is_behind_floor():
             from metasync.consensus.leaps import leap
 
-            current = (yield from leap(m, enter, instance, current, instance.quorum)) or current
+            leapt: State | None = yield from leap(m, enter, instance, current, instance.quorum)
+            slow = instance.v if leapt is None else None
+            current = leapt or current
             absent_above = None
             continue
         if instance.quiet():
@@ -92,7 +95,7 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
                 absent_above = decided.v + 1
             stepped, current = True, decided  # one version more is the common case: no need to look far ahead
             continue
-        if instance.progress():
+        if instance.progress() and slow != instance.v:
             top = yield from _gallop(instance, deadline)
             if top is not None:
                 from metasync.consensus.leaps import jump  # whoever looks often is not far behind
