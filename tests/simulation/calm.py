@@ -181,8 +181,8 @@ class Calm:
         A thief closed an acceptor that the fence had not reached, and another one lies or was emptied: that is one more
         than the quorum bears in that version. Or too many of those that were backends then have been emptied since.
         Whoever was awake is past it. Or a backend lies, and shows the logs behind a floor that others have deleted, to
-        one who knows no version with a second device. Or those in log form, by whom invited devices join, are no
-        quorum any more.
+        one who knows no version with a second device; or one of those with such logs was emptied. Or those in log form,
+        by whom invited devices join, are no quorum any more.
         """
         counts = self.play.world.counts
         if op.outcome != "NoQuorumError":
@@ -196,13 +196,22 @@ class Calm:
             self.play.world.count("invited where too few are in log form")
             return True
         robbed = counts["stolen device strikes"] and (self.play.plan.liars or counts["wiped"])
-        shown = self.play.plan.floors and self.play.plan.liars and _UNDELETED in op.error
+        shown = self.play.plan.floors and _UNDELETED in op.error
+        shown = shown and bool(self.play.plan.liars or self._knew_nobody(op))
         if not robbed and not shown and not self._was_emptied(op):
             return False
         self._lost |= {c for c in self.play.clients if c.name == op.client}
-        emptied = "slept over a floor beside a liar" if shown else "slept until too many were emptied"
+        emptied = "slept over a floor and cannot tell" if shown else "slept until too many were emptied"
         self.play.world.count("cut off by a thief and a fault" if robbed else emptied)
         return True
+
+    def _knew_nobody(self, op: Operation) -> bool:
+        """Whether a backend was emptied, and an error names a version that admits one device, as the first does."""
+        assert self.play.witness is not None
+        named = re.match(rf".*the logs after version (\d+) {_UNDELETED}", op.error)
+        known = None if named is None else self.play.witness.chain[int(named[1])]
+        emptied = bool(self.play.world.counts["wiped"])
+        return emptied and known is not None and len(self.play.witness.devices_of(known).certificates) == 1
 
     def _was_emptied(self, op: Operation) -> bool:
         """Whether those who could decide the version that an error names are too few by now.

@@ -21,12 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from metasync.config import Config, decode_config
-from metasync.consensus.objects import open_object
+from metasync.consensus.objects import meta_path, open_object
 from metasync.consensus.records.birth import birth_matches, birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
 from metasync.consensus.records.era import ERAS, EraRecord, epoch_of, open_record
 from metasync.consensus.records.log_replay import ROUND_MAX
-from metasync.consensus.records.state import State
+from metasync.consensus.records.state import NOTHING, State
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.device_set import UNUSED, DeviceSet, decode_device_set, invitations
@@ -351,6 +351,12 @@ class Witness:
                         return record
         raise Violation(f"the record of era {number} opens for nobody")
 
+    def _is_left(self, value: State) -> bool:
+        """Whether a backend that is left has the index of a state: a quorum that is lost may have had it alone."""
+        end = f"/{meta_path(bytes(16), value.index).partition('/')[2]}"
+        left = [store for store in self.stores.values() if not store.gone]
+        return value.index == NOTHING or any(path.endswith(end) for store in left for path in store.objects)
+
     def _check_carried(self, record: EraRecord) -> None:
         """What the acceptors that are left had accepted last goes on as content, if nobody lied in that version."""
         instance = self._instances.get(record.ended.v + 1)
@@ -359,6 +365,9 @@ class Witness:
         left = {a.acceptor_id for b, a in instance.config.acceptors if not self.stores[b.identity].gone}
         held = [(rnd, digest) for (rnd, digest), voters in instance.tally.items() if voters & left]
         highest = max(held, default=(None, b""))[1]
+        if highest and not self._is_left(instance.states[highest]):
+            self.world.count("what was accepted last was lost")
+            return
         if highest and (record.carried is None or record.carried.hash != highest):
             raise Violation(f"era {record.number} does not carry what was accepted as version {record.ended.v + 1}")
 
