@@ -72,6 +72,7 @@ MISSING: Final[Mapping[str, str]] = {
     "era-no-merge": "not caught in four minutes",
     "era-any-ring": "another ring of that epoch opens the record only where nothing is encrypted",
     "era-two-records": "two restarts that reach no backend in common",
+    "era-own-record": "the same, and caught in none of 120 plans",
     "invite-newcomer": "taken in by its certificate: caught in one of some hundred plans with invitations",
     "liar-forges": "a backend has no keys to seal with; a device that signs as another is what garbage is",
     "void-newest": "who works on a version has its base for the newest state: both device sets are one",

@@ -148,6 +148,19 @@ def _era_old_names() -> Iterator[None]:
         yield
 
 
+@mutant(
+    "era-unretired", "a new era begins while the acceptors that are left still vote in the old one",
+    needs("eras", "ended"),
+)  # fmt: skip
+def _era_unretired() -> Iterator[None]:
+    def retire(*_: Any) -> Task:
+        return
+        yield
+
+    with mock.patch.object(new_era, "retire", retire):
+        yield
+
+
 # Invitations.
 
 
