@@ -246,9 +246,11 @@ class Cursor:
 
 
 def read(spec: str, data: bytes, what: str, context: str = "", signer: Any = lambda record: record.chain[-1]) -> Record:
-    """The fields of a whole record. `context`: of the signature that ends it, if one does. `signer`: gives its key."""
+    """The fields of a whole record, its `raw` bytes and their `hash`. `context`: of the signature that ends it, if one
+    does. `signer`: gives its key."""
     c = Cursor(data, what)
     record = c.fields(spec)
+    record.raw, record.hash = data, sha256(data)
     if context:
         verify(signer(record), context, c.here(), c.take(64))
     c.end()
@@ -331,8 +333,7 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
     key = hkdf(parent, record[10:42], f"record {kind}")
     c = Cursor(decrypt(key, 0, record[42:], record[:42] + binding, what), what)
     content: bytes = c.one("b32")
-    is_padded = not any(c.data[c.at :]) and len(record) == record_length(kind, content)
-    require(is_padded, f"{what} is padded wrongly")
+    require(not any(c.data[c.at :]) and len(record) == record_length(kind, content), f"{what} is padded wrongly")
     return content
 
 
@@ -340,10 +341,8 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
 
 
 def read_state(raw: bytes) -> Record:
-    """A state (8): its fields, its `raw` bytes and their `hash`."""
-    state = read(STATE, raw, "a state")
-    state.raw, state.hash = raw, sha256(raw)
-    return state
+    """A state (8)."""
+    return read(STATE, raw, "a state")
 
 
 def follows(state: Record, base: Record) -> bool:
@@ -383,9 +382,7 @@ def open_slot(slot: Record, secret: bytes) -> Record:
 
 def read_ring(data: bytes) -> Record:
     """A keyring (4)."""
-    ring = read(RING, data, "a keyring", "keyring 1", lambda ring: ring.chain[max(0, len(ring.chain) - 2)])
-    ring.hash = sha256(data)
-    return ring
+    return read(RING, data, "a keyring", "keyring 1", lambda ring: ring.chain[-2:][0])
 
 
 def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
@@ -403,9 +400,12 @@ def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
     return body
 
 
-def read_certificate(data: bytes, admin: bytes) -> Record:
-    """A device's certificate (6) by this admin key."""
-    return read(CERTIFICATE, data, "a certificate", "device certificate 1", lambda _: admin)
+def read_certificate(data: bytes, devices: Record) -> Record:
+    """A device's certificate (6) that a device set does not bar: by a revocation, or an invitation taken back."""
+    own = read(CERTIFICATE, data, "a certificate", "device certificate 1", lambda _: devices.chain[-1])
+    is_barred = {own.device, own.signing} & (devices.revoked | devices.ended)
+    require(own.ns_id == sha256(devices.chain[0]) and not is_barred, "a device is not admitted")
+    return own
 
 
 def read_devices(data: bytes, ns_id: bytes) -> Record:
@@ -415,27 +415,18 @@ def read_devices(data: bytes, ns_id: bytes) -> Record:
     devices.policy, devices.acceptors = own.policy, {(row.id, row.birth) for row in devices.acceptors}
     devices.revoked = {row.id for row in devices.revoked + devices.revoked_keys}
     devices.ended = {row.id for row in own.ended + own.ended_keys}
-    found = [read_certificate(row.bytes, devices.chain[-1]) for row in own.certificates]
-    devices.members, ids = {one.device: one for one in found}, [one.device for one in found]
+    found = [read_certificate(row.bytes, devices) for row in own.certificates]
+    devices.members = {one.device: one for one in found}
     read("skips:8*64(at:u64 good:u64 tree:32 master:32)!", devices.tags.get(1, b"\0"), "skips")
-    good = sha256(devices.chain[0]) == ns_id and devices.copies and all(a < b for a, b in pairwise(ids))
-    good = good and not any(one.ns_id != ns_id or is_barred(devices, one) for one in found)
-    require(good, "a device set is another workspace's, or has a device that it bars")
+    good = sha256(devices.chain[0]) == ns_id and devices.copies and all(a.device < b.device for a, b in pairwise(found))
+    require(good, "a device set is another workspace's, or has devices out of order")
     return devices
-
-
-def is_barred(devices: Record, certificate: Record) -> bool:
-    """Whether a device set revokes this device, or took its invitation back."""
-    return bool({certificate.device, certificate.signing} & (devices.revoked | devices.ended))
 
 
 def admit(devices: Record, device: bytes, certificate: bytes) -> bytes:
     """The key that a device signs with: "Admitted" (8)."""
-    if device in devices.members:
-        return bytes(devices.members[device].signing)
-    shows = read_certificate(certificate, devices.chain[-1])
-    good = (shows.ns_id, shows.device) == (sha256(devices.chain[0]), device) and not is_barred(devices, shows)
-    require(good, "a device is not admitted")
+    shows = devices.members.get(device) or read_certificate(certificate, devices)
+    require(shows.device == device, "a device shows the certificate of another")
     return bytes(shows.signing)
 
 
@@ -664,8 +655,7 @@ class Workspace:
         if state.devices not in self.read:
             self.read[state.devices] = read_devices(self.named("const", state.devices, 7, "a device set"), self.ns_id)
         devices = self.read[state.devices]
-        same = (len(devices.chain), devices.keyring) == (state.epoch, state.keyring)
-        require(same, "a state has other keys than its device set")
+        require((len(devices.chain), devices.keyring) == (state.epoch, state.keyring), "a state has other keys")
         return devices
 
     def acceptor(self, voter: Record) -> Path | None:
@@ -702,8 +692,7 @@ class Workspace:
     def message(self, record: bytes, before: bytes, base: Record, place: Path, device: bytes, index: int) -> Any:
         """An entry at its place, judged in the order of 8, "Replay"; None if it is VOID."""
         acceptor, v, header = bytes.fromhex(place.name), base.v + 1, record[:42]
-        is_now = header[2:10] == number(4, base.era) + number(4, base.epoch)
-        require(is_now, "an entry is of another era or epoch")
+        require(header[2:10] == number(4, base.era) + number(4, base.epoch), "an entry is of another era or epoch")
         binding = self.ns_id + acceptor + number(8, v) + device + number(4, index)
         entry = read_entry(self.open(record, 16 if device else 3, binding, "a log entry", base.keyring))
         says = entry.ns_id, entry.era, entry.acceptor, entry.v, entry.index, device and entry.device
@@ -736,8 +725,7 @@ class Workspace:
         require(good, "an entry does not bear out its value's skip")
         for name, sealed in ((value.config, entry.config), (value.devices, entry.devices)):
             if name not in (base.config, base.devices):
-                good = sha256(sealed) == name and sealed[2:10] == now
-                require(good, "an entry does not carry what its value names")
+                require(sha256(sealed) == name and sealed[2:10] == now, "an entry does not carry what its value names")
                 carried[name] = self.open(sealed, 7, self.ns_id, "a carried object", base.keyring)
         config = read_config(carried[value.config]) if value.config in carried else old[0]
         devices = read_devices(carried[value.devices], self.ns_id) if value.devices in carried else old[1]
@@ -894,8 +882,7 @@ class Workspace:
             raise StopError("two records begin the next era: leave out the folders of the one that does not go on")
         for era in found.values():
             if era.ended.v < state.v and era.ended.era == state.era:
-                lost = f"versions {era.ended.v + 1} to {state.v}"
-                self.report.note(f"{lost} were given up when the workspace was restarted")
+                self.report.note(f"versions {era.ended.v + 1} to {state.v} were given up by a restart")
             return era.first
         return None
 
@@ -1009,8 +996,7 @@ class Contents:
         for pack, newest in zip(said.packs, packs, strict=True):
             newest.tags = pack.tags | newest.tags
         for row in said.objects:
-            is_there = row.pack < len(packs) and row.segment < len(packs[row.pack].segments)
-            require(is_there, f"{what} names a pack that it does not list")
+            require(row.pack < len(packs) and row.segment < len(packs[row.pack].segments), f"{what} lists no such pack")
             row.pack = packs[row.pack].generation, packs[row.pack].name
             self.where.setdefault(row.id, []).append(row)
         return {(row.generation, row.name) for row in said.gone}
@@ -1149,8 +1135,7 @@ class Contents:
             node = read(FILE_NODE, self.object(FILE, object_id), "a file")
             require(node.level < above and node.children, "a file contradicts itself")
             stack += [(child.id, node.level) for child in reversed(node.children)]
-        same = size == entry.size and check.digest() == entry.body[:32]
-        require(same, "the file is not what its directory says")
+        require(size == entry.size and check.digest() == entry.body[:32], "the file is not what its directory says")
 
 
 def read_dir_entry(c: Cursor) -> Record:
@@ -1161,8 +1146,7 @@ def read_dir_entry(c: Cursor) -> Record:
     bad_name = not 0 < len(entry.name) <= 4096 or entry.name in (b".", b"..") or {0, 47} & {*entry.name}
     bad_target = entry.kind == 3 and (not entry.body or 0 in entry.body or len(entry.body) != entry.size)
     bad_other = (entry.kind == 2 and (entry.size or entry.mtime)) or (entry.kind == 3 and entry.mode)
-    good = not (bad_name or bad_target or bad_other or entry.mode > 0o7777)
-    require(good, "a directory has an entry that no writer makes")
+    require(not (bad_name or bad_target or bad_other or entry.mode > 0o7777), "a directory has an impossible entry")
     return entry
 
 
@@ -1188,7 +1172,8 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
     for path, entry in contents.tree(root):
         if path.startswith(refused[-1] + b"/"):
             continue
-        target, is_done = os.path.join(os.fsencode(dest), path), False
+        target = os.path.join(os.fsencode(dest), path)
+        refused.append(path)
         with contents.space.report.passing(f"{shown(path)}: not restored", 1, (OSError, DamageError, OverflowError)):
             is_taken = is_local_state(entry.name) or (os.name == "nt" and {*entry.name} & {*b"\\:"})
             require(not is_taken, "refused: this name is kept for the local state of MetaSync, or leads elsewhere")
@@ -1201,8 +1186,7 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
                 write_file(contents, entry, target)
             if entry.kind != 2 and (entry.kind != 3 or os.utime in os.supports_follow_symlinks):
                 os.utime(target, ns=(entry.mtime, entry.mtime), follow_symlinks=entry.kind != 3)
-            is_done = True
-        refused += [] if is_done else [path]
+            refused.pop()
     for target, mode in reversed(directories):
         os.chmod(target, mode)
 
