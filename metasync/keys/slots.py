@@ -11,8 +11,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.codec import (
     UPGRADE,
@@ -41,6 +42,9 @@ from metasync.keys.derive import (
     slot_recipient,
     unseal,
 )
+
+if TYPE_CHECKING:
+    from mnemonic import Mnemonic
 
 PASSPHRASE: Final = 1
 RECOVERY: Final = 2
@@ -129,11 +133,17 @@ class SlotSecret:
         return slot_recipient(self.key).key
 
 
-def make_phrase(entropy: bytes) -> str:
-    """The recovery phrase of 16 (12 words) to 32 (24 words) bytes of entropy."""
+@cache
+def _phrase_book() -> Mnemonic:
+    """The word list of BIP 39, read from its file once."""
     from mnemonic import Mnemonic
 
-    return str(Mnemonic("english").to_mnemonic(entropy))
+    return Mnemonic("english")
+
+
+def make_phrase(entropy: bytes) -> str:
+    """The recovery phrase of 16 (12 words) to 32 (24 words) bytes of entropy."""
+    return str(_phrase_book().to_mnemonic(entropy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +161,7 @@ class PhraseFault:
 
 def word_list() -> list[str]:
     """The 2,048 words of recovery phrases (BIP 39, English); no two begin with the same four letters."""
-    from mnemonic import Mnemonic
-
-    return list(Mnemonic("english").wordlist)
+    return list(_phrase_book().wordlist)
 
 
 def fingerprint_words(digest: bytes) -> str:
@@ -193,9 +201,7 @@ def _phrase_words(text: str) -> list[str]:
 
 
 def _fault(words: list[str]) -> PhraseFault | None:
-    from mnemonic import Mnemonic
-
-    book = Mnemonic("english")
+    book = _phrase_book()
     if len(words) < PHRASE_WORDS_LEAST:
         return PhraseFault(f"a recovery phrase has {PHRASE_WORDS_LEAST} words or more, not {len(words)}")
     for place, word in enumerate(words, 1):
