@@ -237,7 +237,7 @@ def check(
 BATCHES = 16
 
 
-@pytest.mark.parametrize("batch", first(2, range(BATCHES)))
+@pytest.mark.parametrize("batch", first(1, range(BATCHES)))
 def test_random_schedules_agree(batch: int) -> None:
     totals: dict[str, int] = {}
     for seed in range(batch, RUNS, BATCHES):

@@ -504,7 +504,7 @@ def schedule(seed: int) -> int:
     return made
 
 
-BATCHES = 4
+BATCHES = 8
 
 
 @pytest.mark.parametrize("batch", first(1, range(BATCHES)))

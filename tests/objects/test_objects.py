@@ -18,7 +18,7 @@ from metasync.objects.model import Chunk, Entry, Ids, Kind, ObjectKind, Snapshot
 from metasync.store import pack_format
 from metasync.store.pack_format import Footer, Header, Located, Segment
 
-MANY = 200_000
+MANY = 100_000
 
 ids32 = st.binary(min_size=32, max_size=32)
 tags = st.dictionaries(st.integers(0, 0xFFFF), st.binary(max_size=20), max_size=3).map(
@@ -268,7 +268,7 @@ def test_one_edit_of_a_large_directory_rewrites_little(large, where, what):
 def test_boundaries_move_next_to_an_edit_only(large):
     """On average an edit changes less than 1.3 leaves."""
     listing, _ = large
-    small = listing[:20_000]
+    small = listing[:5_000]
     before = {i for i, _ in directory.encode_dir(small, IDS)}
     rng = random.Random(3)
     changed = 0
