@@ -18,6 +18,7 @@ from metasync.keys.keyring import WorkspaceKeys
 from metasync.members import admission
 from metasync.runtime.effects import Task
 from metasync.session import agreement
+from metasync.sync import skip
 from simulation.mutants import mutant, needs, rewritten
 from simulation.plan import Plan
 from simulation.scenarios import told_of_a_late_lie, voted_alone
@@ -158,6 +159,19 @@ def _era_unretired() -> Iterator[None]:
         yield
 
     with mock.patch.object(new_era, "retire", retire):
+        yield
+
+
+# What is passed over.
+
+
+@mutant(
+    "skip-newest-index", "a skip keeps the newest index, not that of the last good version",
+    lambda plan: plan if plan.insider else None,
+)  # fmt: skip
+def _skip_newest_index() -> Iterator[None]:
+    newest = "_bare(s, newest, *s.indexes.of_state(newest))"
+    with rewritten(skip, "_find", ("snapshot.root, indexed", f"snapshot.root, {newest}")):
         yield
 
 
