@@ -21,11 +21,13 @@ from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, health, space
 from metasync.session.session import Agreed, Session
+from metasync.store import deltas
 from metasync.store.index import PackId, PackRecord
 from metasync.store.moves import Places
 from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.verify import CopyState, check_pack
 
+NO_BASE = "has deltas that cannot be opened: no pack has what they are made of"
 GIVEN_UP = "only where a change of the backends has given it up"
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
@@ -131,11 +133,11 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     packs = agreed.index.packs().values()
     looked = now = Looked(read_data).at(s, agreed, packs)
     repaired, names = None, s.names
-    nowhere = paths_nowhere(s, agreed)
-    if repair and (looked.found or nowhere):
+    nowhere, broken = paths_nowhere(s, agreed), deltas.dangling(agreed.index)
+    if repair and (looked.found or nowhere or broken):
         findings = [finding for _, finding in looked.found.values()]
-        repaired, agreed = mended(s, agreed, findings, bool(nowhere))
-        nowhere = paths_nowhere(s, agreed)
+        repaired, agreed = mended(s, agreed, findings, bool(nowhere or broken))
+        nowhere, broken = paths_nowhere(s, agreed), deltas.dangling(agreed.index)
         repaired = replace(repaired, found=looked.problems)
         left = agreed.index.packs()
         now = Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
@@ -160,6 +162,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         short=short,
         meta_problems=(
             *apart,
+            *(CheckProblem("all backends", name, NO_BASE) for _, name in sorted(broken)),
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
         notes=(*space.check_ballast(s, standings), *seen, *brought),

@@ -28,8 +28,9 @@ from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space, witnesses
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
-from metasync.store import collection, retention
+from metasync.store import collection, deltas, retention
 from metasync.store.collection import Plan
+from metasync.store.deltas import Ids, Link
 from metasync.store.index import Index, IndexSegment, PackId
 from metasync.store.retained import INTERVALS_MAX, NO_SNAPSHOT, Retained
 from metasync.store.retention import Keep, Stamped
@@ -55,6 +56,7 @@ def collect(s: Session, policy: Keep | None = None, *, dry_run: bool = False) ->
 class _Found:
     """What a base comes to: the versions that stay of it, and what becomes of its packs.
 
+    `marked`: what they need, and what that is made of, where it is stored as deltas.
     `known`: the pushes that are kept so far, ascending, with their snapshots; `stay`: which of them stay.
     `is_followed`: the base has only more pushes than the one before, and no more was looked at (`_follow`).
     """
@@ -64,7 +66,7 @@ class _Found:
     retained: Retained
     kept: int
     dropped: int
-    marked: IdSet
+    marked: Ids
     plan: Plan
     known: tuple[tuple[int, bytes], ...]
     stay: frozenset[int]
@@ -149,10 +151,12 @@ class _Collection:
         self._mark([i for v, i in known if v in stay], before, base, contents)
         left = tuple(one for one in before.replaced if one.snapshot in self.marked)
         after = after._replace(replaced=left, purge=before.purge and not repack)
-        planned = collection.plan(base.index, self.marked, IdSet(), repack=repack, purge=before.purge)
+        purge = before.purge and repack
+        needed = self.marked if purge else deltas.with_bases(base.index, self.marked, IdSet())
+        planned = collection.plan(base.index, needed, IdSet(), repack=repack, purge=purge)
         self.stored = None
         counts = len(stay), len(pushes) - len(stay)
-        return _Found(base, before, after, *counts, self.marked, planned, tuple(known), frozenset(stay))
+        return _Found(base, before, after, *counts, needed, planned, tuple(known), frozenset(stay))
 
     def _follow(self, found: _Found, newest: Agreed) -> _Found | None:
         """The same on a base that has only more pushes, at the cost of these; None: all is to be looked at again.
@@ -181,8 +185,9 @@ class _Collection:
         added = Index(tuple(newest.segments[n] for n in _new_items(newest, base)))
         if any(one.tombstones for one in added.segments):
             return None
-        if not all(any(record.id not in gone for record, _ in added.find(i)) for i in fresh.ids):
-            return None  # it goes back to what was about to go
+        for places in map(added.find, fresh.ids):  # they go back to nothing that was about to go
+            if not any(r.id not in gone and deltas.is_relied_on(newest.index, r, o, found.marked) for r, o in places):
+                return None
         stay, retained = found.stay | {v for v, _ in new}, found.retained
         if found.dropped:
             retained = retained._replace(dropped=found.before.without(known, stay).dropped)
@@ -328,7 +333,9 @@ class _Collection:
         """
         s, state = self.s, found.base.state
         if self.upload is not None and not (
-            self.upload.counting(state.min_gen, state.epoch) and self.upload.transfer.is_alike(s.transfer)
+            self.upload.counting(state.min_gen, state.epoch)
+            and self.upload.transfer.is_alike(s.transfer)
+            and deltas.are_kept(found.base.index, self.upload.index_segments(), found.marked)
         ):
             self.upload = None
         if not found.plan.sparse:
@@ -350,15 +357,15 @@ class _Collection:
 
     def _repack(self, found: _Found, upload: Upload) -> None:
         index, contents = found.base.index, self.s.contents(found.base)
-        some: list[bytes] = []
+        some: dict[bytes, Link | None] = {}
         size = 0
         for n, ids in enumerate(collection.to_pack(index, found.plan, found.marked), 1):
             for object_id in ids:
-                some.append(object_id)
-                size += contents.size_of(object_id)
+                link = some[object_id] = deltas.moved_as(index, object_id, found.marked)
+                size += contents.size_of(object_id) if link is None else link.located.length
                 if size >= PACKED_TOGETHER_BYTES:
                     _take(contents, some, upload)
-                    some, size = [], 0
+                    some, size = {}, 0
             self.s.listener(Progress("pack", n, len(found.plan.sparse), "packs"))
         _take(contents, some, upload)
 
@@ -439,17 +446,21 @@ def _new_items(newer: Agreed, older: Agreed) -> list[int]:
     return [n for n, item in enumerate(newer.root.items) if item.ref.hash not in there]
 
 
-def _take(contents: Contents, ids: list[bytes], upload: Upload) -> None:
-    """Adds objects to what is packed. They arrive in workers, in any order; one thread packs."""
+def _take(contents: Contents, some: dict[bytes, Link | None], upload: Upload) -> None:
+    """Adds objects to what is packed, deltas as they are. They arrive in workers, in any order; one thread packs."""
+    ids = [i for i in some if i not in upload]
+    moved = contents.fetch_deltas(link for i in ids if (link := some[i]) is not None)
     got: dict[bytes, tuple[ObjectKind, bytes]] = {}
     contents.fetch(
-        [i for i in ids if i not in upload],
+        [i for i in ids if i not in moved],
         lambda objects: got.update((o.id, (o.kind, bytes(data))) for o, data in objects),
     )
     for object_id in ids:
         if object_id in got:
             kind, data = got.pop(object_id)
             upload.add(kind, object_id, data)
+        elif (link := some[object_id]) is not None:
+            upload.add(ObjectKind.BLOB, object_id, moved[object_id], link.delta)
 
 
 def _others_were_faster() -> WorkspaceError:

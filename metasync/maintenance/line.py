@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 
 from metasync.consensus import ZERO_HASH
 from metasync.errors import DamagedError, WorkspaceError
-from metasync.local.spill import IdSet
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import ObjectKind, Snapshot, decode_snapshot, version_of
+from metasync.objects.reach import Marked
 from metasync.session.session import Agreed, Session
 from metasync.store.retained import Retained
 from metasync.store.retention import Keep
@@ -74,7 +74,7 @@ def check_order(pushes: list[tuple[int, bytes, int]]) -> None:
 class Fresh:
     """A set of ids that grows, with those that were added to it from here on."""
 
-    def __init__(self, marked: IdSet) -> None:
+    def __init__(self, marked: Marked) -> None:
         self._marked = marked
         self.ids: list[bytes] = []
 

@@ -21,6 +21,7 @@ from metasync.objects.model import Entry, Kind, ObjectKind, decode_snapshot, ver
 from metasync.objects.walk_large import Dirs, Losses, compare, gather
 from metasync.reports.backends import Gone
 from metasync.session.session import Agreed, Session
+from metasync.store.deltas import Given
 from metasync.transfer.contents import Contents
 
 PATHS_HELD: Final = 20_000
@@ -68,7 +69,7 @@ class Unread:
 
 
 def nowhere(s: Session, agreed: Agreed) -> Sequence[bytes]:
-    """The paths of the newest version that the agreed index does not give: files of which it names not all contents,
+    """The paths of the newest version that the agreed index does not give: files of which it gives not all contents,
     and directories that it does not name, or that no backend has. What cannot be asked for now is told the listener."""
     if agreed.tree_root is None:
         return ()
@@ -103,15 +104,15 @@ def has_bytes(entry: Entry) -> bool:
 def lacking(
     contents: Contents, agreed: Agreed, entries: Iterable[tuple[bytes, Entry]], *, unsure: bool
 ) -> Iterator[tuple[bytes, Entry]]:
-    """Of these paths the files of which the agreed index does not name all that they are made of.
+    """Of these paths the files of which the agreed index does not give all that they are made of.
 
     `unsure`: also those of which that cannot be told now, since a backend is away.
     """
-    index, some, size = agreed.index, list[tuple[bytes, Entry]](), 0
+    given, some, size = Given(agreed.index), list[tuple[bytes, Entry]](), 0
     for path, entry in entries:
         if not has_bytes(entry):
             continue
-        if (entry.root or entry.content) not in index:
+        if (entry.root or entry.content) not in given:
             yield path, entry
         elif entry.root:
             some.append((path, entry))
@@ -137,8 +138,9 @@ def _lacking_chunks(
         elif unsure or (isinstance(e, DamagedError) and _is_named(contents, agreed, files[0][1])):
             yield files[0]
         return
+    given = Given(agreed.index)
     for path, entry in files:
-        if any(c.id not in agreed.index for c in pieces[entry.root]):
+        if any(c.id not in given for c in pieces[entry.root]):
             yield path, entry
 
 

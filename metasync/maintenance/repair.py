@@ -30,16 +30,18 @@ from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
+from metasync.store import deltas
 from metasync.store.index import Index, PackId, PackRecord, make_segment
 from metasync.store.moves import Places
-from metasync.store.pack_format import Located
+from metasync.store.pack_format import WHOLE, Located
 from metasync.transfer.contents import Contents
 from metasync.transfer.moving import bring
-from metasync.transfer.upload import Upload, known_in
+from metasync.transfer.upload import Upload
 from metasync.worktree.ingest import reread
 
 OP_ID_BYTES: Final = 16
 PACKS_MENDED_AT_ONCE: Final = 4  # each held in memory
+OPENED_TOGETHER_BYTES: Final = 32 << 20  # of blobs that are deltas
 
 
 class Finding(NamedTuple):
@@ -55,7 +57,8 @@ class Finding(NamedTuple):
 def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) -> tuple[Repaired, Agreed]:
     """Makes whole what was found, as far as that can be had. -> also what is agreed then.
 
-    `nowhere`: files of the newest version are in no pack, which this folder may have.
+    `nowhere`: what the index does not give, and this folder may have: files of the newest version that are in no pack,
+    or what deltas are made of.
     """
     s.listener(Phase("repair"))
     space.begin_asking(s, agreed.index)()
@@ -67,7 +70,7 @@ def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) 
     if not lost and not nowhere:
         return out, agreed
     for _ in range(LOST_ROUNDS_MAX):
-        given = give_back(s, agreed, lost)
+        given = give_back(s, agreed, lost, are_all_heard=not away)
         if given.root is None:
             return out, agreed
         state, mine = name_in_index(s, agreed.state, given.root)
@@ -125,9 +128,12 @@ class Given(NamedTuple):
     gone: IdSet
 
 
-def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = ()) -> Given:
-    """Stores anew what the newest version needs and no pack holds, and what the packs `lost` held, as far as this
-    folder or its cache has it. The index that is stored names the lost packs no more."""
+def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = (), *, are_all_heard: bool = False) -> Given:
+    """Stores anew what the newest version needs and no pack gives, and what the packs `lost` held, as far as this
+    folder or its cache has it. The index that is stored names the lost packs no more.
+
+    `are_all_heard`: what no backend has told is nowhere. Then packs with deltas that cannot be opened leave it, too.
+    """
     upload = Upload(
         s.transfer,
         replace(s.form, epoch=agreed.state.epoch),
@@ -137,35 +143,78 @@ def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = ()) -> Gi
         entropy=s.entropy,
         begin=lambda: lambda: None,
     )
-    before, without = agreed, [make_segment((), (p.id for p in lost))] if lost else []
-    if lost:
-        agreed = replace(agreed, index=Index((*agreed.segments, *without)))
-        for record in lost:
-            _store_objects(s, s.contents(before), agreed.index, record, upload)
+    before, agreed = agreed, _without(agreed, lost)
+    for record in lost:
+        _store_objects(s, s.contents(before), agreed.index, record, upload)
     missing = _store_tree(s, agreed, upload)
+    if are_all_heard and (broken := [*deltas.dangling(agreed.index, upload.__contains__).values()]):
+        rest = _without(agreed, broken).index
+        for record in broken:
+            _store_objects(s, s.contents(before), rest, record, upload)
+        lost = [*lost, *(p for p in broken if _is_free(agreed.index, rest, p, upload))]
+        agreed = _without(before, lost)
     upload.finish()
-    fresh = chain(without, upload.index_segments())
+    fresh = chain(agreed.segments[len(before.segments) :], upload.index_segments())
     stored = s.indexes.store(before.state, before.root, before.segments, fresh)
-    known = known_in(agreed.index, upload)
+    known = _known(agreed.index, upload)
     gone = IdSet()
     for object_id in (o.id for p in lost for o in before.index.inside(p) if not known(o.id)):
         gone.add(object_id)
     return Given(stored, upload.bytes_stored, missing, gone)
 
 
+def _without(agreed: Agreed, packs: Sequence[PackRecord]) -> Agreed:
+    """The same with an index that does not name these packs."""
+    if not packs:
+        return agreed
+    return replace(agreed, index=Index((*agreed.segments, make_segment((), (p.id for p in packs)))))
+
+
+def _known(index: Index, upload: Upload) -> Callable[[bytes], bool]:
+    """Whether an object need not be stored: it is, or the index gives it with what is stored."""
+    given = deltas.Given(index, upload.__contains__)
+    return lambda object_id: object_id in upload or object_id in given
+
+
+def _is_as_deep(index: Index, rest: Index, object_id: bytes) -> bool:
+    """Whether the rest of an index has an object at no greater depth: deltas of it count on that."""
+    there, here = deltas.depth_of(rest, object_id), deltas.depth_of(index, object_id)
+    return there is not None and (here is None or there <= here)
+
+
+def _is_free(index: Index, rest: Index, record: PackRecord, upload: Upload) -> bool:
+    """Whether the rest of an index, and what is stored, have all that a pack gives."""
+    given = deltas.Given(index, upload.__contains__)
+    return all(o.id in upload or _is_as_deep(index, rest, o.id) or o.id not in given for o in index.inside(record))
+
+
 def _store_objects(s: Session, contents: Contents, rest: Index, record: PackRecord, upload: Upload) -> None:
-    """Of a lost pack: what is cached here, and what can be read of its damaged copies."""
-    wanted = {o.id: o.kind for o in contents.index.inside(record) if o.id not in rest}
+    """Of a pack that goes: what is cached here, and what can be read of it, or of its damaged copies."""
+    inside = contents.index.inside(record)
+    wanted = {o.id: o.kind for o in inside if not _is_as_deep(contents.index, rest, o.id)}
     cached = s.db.get_objects([i for i in wanted if i not in upload])
     for object_id, data in cached.items():
         if s.ids.of(wanted[object_id], data) == object_id:
             upload.add(wanted[object_id], object_id, data)
+    some = [i for i in dict.fromkeys(o.id for o in inside if o.encoding == WHOLE) if i in wanted]
+    size = 0
+    for object_id in dict.fromkeys(o.id for o in inside if o.encoding != WHOLE and o.id in wanted):
+        if size >= OPENED_TOGETHER_BYTES:  # blobs may be far larger than the deltas that a pack has of them
+            _store_read(contents, some, upload)
+            some, size = [], 0
+        some.append(object_id)
+        size += contents.size_of(object_id)
+    _store_read(contents, some, upload)
+
+
+def _store_read(contents: Contents, ids: Sequence[bytes], upload: Upload) -> None:
+    """Of these objects those that can be read."""
     got: dict[bytes, tuple[ObjectKind, bytes]] = {}
 
     def take(objects: Sequence[tuple[Located, memoryview]]) -> None:
         got.update((o.id, (o.kind, bytes(data))) for o, data in objects)
 
-    contents.fetch([i for i in wanted if i not in upload], take, on_lost=lambda *_: None)
+    contents.fetch([i for i in ids if i not in upload], take, on_lost=lambda *_: None)
     for object_id, (kind, data) in got.items():
         upload.add(kind, object_id, data)
 
@@ -174,7 +223,7 @@ def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Sequence[bytes]:
     """Of the newest version: directories, its snapshot, and files as they stand here. -> files that cannot be had."""
     if agreed.tree_root is None:
         return ()
-    known, contents = known_in(agreed.index, upload), s.contents(agreed)
+    known, contents = _known(agreed.index, upload), s.contents(agreed)
     ingest, missing, unread = s.ingest(sink=upload.add, known=known), Found(), Unread(contents)
 
     def take(entries: list[tuple[bytes, Entry]]) -> None:

@@ -10,14 +10,15 @@ import heapq
 from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol, TypeAlias, overload
 
 from metasync.codec import Tags, u32
 from metasync.objects.model import ID_BYTES
+from metasync.store.deltas import Ids, are_in, is_relied_on
 from metasync.store.index import PACK_AT, SORTED_TOGETHER, Index, IndexSegment, between, listed_in, rows_of
 from metasync.store.listed_packs import LivePacks
-from metasync.store.pack_format import PackId, PackRecord, Packs, encode_record, unpack_id
+from metasync.store.pack_format import DELTA, WHOLE, PackId, PackRecord, Packs, encode_record, has_deltas, unpack_id
 
 UNUSED_SHARE: Final = 20  # packs are packed anew until no more than a twentieth of what is needed lies unused
 MOSTLY_DEAD: Final = 2  # and in any case those of which less than half is needed
@@ -93,16 +94,18 @@ class Plan:
     use_of: Callable[[PackId], Use | None] = lambda _: None
 
 
-def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True, purge: bool = False) -> Plan:
+def plan(index: Index, marked: Ids, placed: IdsSeen, *, repack: bool = True, purge: bool = False) -> Plan:
     """Decides over the packs of an index. `placed`: an empty set, which gets the needed objects that were found.
 
-    `purge`: every pack that has anything that is not needed counts as sparse.
+    `purge`: every pack that has anything that is not needed counts as sparse, and every one with deltas of that.
     """
     uses = _Uses(index)
     uses.count(marked)
     order = uses.preferred()
     placed.reserve(len(marked))
     uses.count(marked, placed, order)
+    purge = purge and repack
+    freed = uses.count_freed(marked, placed, order) if purge else []
     gone = bytearray(len(index.listed))
     for n in order:
         gone[n] = not uses.needed[n]
@@ -110,11 +113,13 @@ def plan(index: Index, marked: IdsSeen, placed: IdsSeen, *, repack: bool = True,
     unused = sum(uses.of(n).unused_bytes for n in alive)
     needed = sum(index.listed.record(n).size for n in alive) - unused
     sparse: list[int] = []
-    for n in reversed(alive if repack else []):  # those of which the least is needed
+    for n in chain(freed, reversed(alive if repack else [])):  # those of which the least is needed
         use = uses.of(n)
         is_little = unused * UNUSED_SHARE <= needed and use.needed * MOSTLY_DEAD >= use.total
-        if use.needed == use.total or (is_little and not purge):
+        if len(sparse) >= len(freed) and (use.needed == use.total or (is_little and not purge)):
             break
+        if gone[n]:
+            continue
         sparse.append(n)
         gone[n] = 1
         unused -= use.unused_bytes
@@ -138,15 +143,38 @@ class _Uses:
     def count(
         self, marked: Container[bytes], placed: IdsSeen | None = None, order: Sequence[int] | None = None
     ) -> None:
-        """Counts what is needed. With `placed`, an object is needed of the first pack in `order` with it."""
+        """Counts what is needed. With `placed`, an object is needed of the first pack in `order` with it.
+
+        A delta counts where it is relied on.
+        """
         for n in self._live if order is None else order:
             needed = 0
             for o in self.index.inside_number(n):
-                if o.id in marked and (placed is None or o.id not in placed):
+                if (
+                    o.id in marked
+                    and (placed is None or o.id not in placed)
+                    and (o.encoding == WHOLE or is_relied_on(self.index, self._record(n), o, marked))
+                ):
                     needed += o.length
                     if placed is not None:
                         placed.add(o.id)
             self.needed[n] = needed
+
+    def count_freed(self, marked: Container[bytes], placed: IdsSeen, order: Sequence[int]) -> list[int]:
+        """Counts needed blobs that are deltas of what is not needed alone. -> their packs, to be packed anew whole."""
+        out: list[int] = []
+        for n in order if are_in(self.index) else ():
+            record, needed = self._record(n), self.needed[n]
+            for o in self.index.inside_number(n) if has_deltas(record.tags) else ():
+                if o.encoding == DELTA and o.id in marked and o.id not in placed:
+                    self.needed[n] += o.length
+                    placed.add(o.id)
+            if self.needed[n] != needed:
+                out.append(n)
+        return out
+
+    def _record(self, n: int) -> PackRecord:
+        return self.index.listed.record(n)
 
     def preferred(self) -> Sequence[int]:
         """The packs of which most is needed first, and of these the newest: the same on every device."""
@@ -158,7 +186,7 @@ class _Uses:
         return array("I", (last - (key & 0xFFFFFFFF) for key in heapq.merge(*parts)))
 
     def of(self, n: int) -> Use:
-        return Use(self.index.listed.record(n), self.needed[n], self.total[n])
+        return Use(self._record(n), self.needed[n], self.total[n])
 
 
 class Sparse(Sequence[Use]):
@@ -182,10 +210,14 @@ class Sparse(Sequence[Use]):
 
 
 def to_pack(index: Index, plan: Plan, marked: Container[bytes]) -> Iterator[list[bytes]]:
-    """What is packed anew: the needed objects of packs that go and that lie in no pack that stays, pack by pack."""
+    """What is packed anew: the needed objects of packs that go and that no pack that stays can be relied on for."""
     for use in plan.sparse:
         ids = dict.fromkeys(o.id for o in index.inside(use.record) if o.id in marked)
-        yield [i for i in ids if all(record.id in plan.gone for record, _ in index.find(i))]
+        yield [i for i in ids if not _is_kept(index, i, lambda pack: pack not in plan.gone, marked)]
+
+
+def _is_kept(index: Index, object_id: bytes, stays: Stays, marked: Container[bytes]) -> bool:
+    return any(stays(record.id) and is_relied_on(index, record, o, marked) for record, o in index.find(object_id))
 
 
 def uncovered(index: Index, stays: Stays, packed: Callable[[bytes], bool], marked: Container[bytes]) -> int:
@@ -195,10 +227,10 @@ def uncovered(index: Index, stays: Stays, packed: Callable[[bytes], bool], marke
         flags = _flags(s, stays)
         for part in s.parts():
             for row in rows_of(part):
-                object_id = row[:ID_BYTES]
-                if object_id in marked and not flags[_ordinal(row)] and not packed(object_id):
+                object_id, is_delta = row[:ID_BYTES], row[ID_BYTES] >> 4 == DELTA
+                if object_id in marked and (is_delta or not flags[_ordinal(row)]) and not packed(object_id):
                     places = index.find(object_id)  # none, where the pack has a tombstone
-                    out += bool(places) and not any(stays(record.id) for record, _ in places)
+                    out += bool(places) and not _is_kept(index, object_id, stays, marked)
     return out
 
 

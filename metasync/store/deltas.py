@@ -6,14 +6,16 @@ chain ends, whatever an index says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metasync.errors import FormatError
-from metasync.store.index import Index, PackId, PackRecord
+from metasync.objects.model import ID_BYTES
+from metasync.store.index import OBJECT, Index, IndexSegment, PackId, PackRecord
 from metasync.store.pack_format import DELTA, DEPTH_MAX, WHOLE, Delta, Located, delta_at, has_deltas
 
 Place: TypeAlias = tuple[PackRecord, Located]
+KNOWN_MAX: Final = 10_000  # chains that are kept at hand: some 10 MB
 UNREADABLE: Final = DEPTH_MAX + 1  # what is encoded in a way of a later version, or has no row
 
 
@@ -67,6 +69,8 @@ class Chains:
         """The blob's own place, then that of its base and so on; None: it cannot be had. `below`: of less depth."""
         key = object_id, below
         if key not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
             self._known[key] = self._find(object_id, below)
         return self._known[key]
 
@@ -84,43 +88,119 @@ class Chains:
         return None
 
 
-def needed_bases(index: Index, packs: Iterable[PackRecord], needed: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """The bases of deltas in these packs by which needed blobs are read, each as often as it is one."""
-    for record, located in _read_deltas(index, packs, needed):
-        yield delta_at(record.tags, located).base
+def are_in(index: Index) -> bool:
+    """Whether an index names any delta: asked of a column of its rows, so that it costs next to nothing."""
+    return any(
+        kind >> 4 == DELTA for s in index.segments for part in s.parts() for kind in {*part[ID_BYTES :: OBJECT.size]}
+    )
 
 
-def without_base(
-    index: Index, packs: Iterable[PackRecord], needed: Callable[[bytes], bool]
-) -> Iterator[tuple[PackId, bytes]]:
-    """The needed blobs that are read as deltas of what is not needed, and the packs of these deltas."""
-    for record, located in _read_deltas(index, packs, needed):
-        if not needed(delta_at(record.tags, located).base):
-            yield record.id, located.id
+class Ids(Protocol):
+    """A set of ids, of which the number is known."""
+
+    def __contains__(self, object_id: object) -> bool: ...
+    def __len__(self) -> int: ...
+    def add(self, object_id: bytes) -> None: ...
 
 
-def _read_deltas(index: Index, packs: Iterable[PackRecord], needed: Callable[[bytes], bool]) -> Iterator[Place]:
-    for record in packs:
+class Needed:
+    """What versions need, and `bases`: what else that is made of."""
+
+    def __init__(self, marked: Ids, bases: Ids) -> None:
+        self._marked = marked
+        self._bases = bases
+
+    def __contains__(self, object_id: object) -> bool:
+        return object_id in self._marked or object_id in self._bases
+
+    def __len__(self) -> int:
+        return len(self._marked) + len(self._bases)
+
+    def add(self, object_id: bytes) -> None:
+        self._marked.add(object_id)
+
+
+def with_bases(index: Index, marked: Ids, bases: Ids) -> Ids:
+    """`marked`, and all that its deltas of the least depth are made of. `bases`: an empty set, which gets that."""
+    for record, located in _marked_deltas(index, marked):
+        todo = [*_bases_at([(record, located)])]
+        while todo:
+            base = todo.pop()
+            if base not in marked and base not in bases:
+                bases.add(base)
+                todo += _bases_at(least(index.find(base)))
+    return Needed(marked, bases) if len(bases) else marked
+
+
+def _marked_deltas(index: Index, marked: Container[bytes]) -> Iterator[Place]:
+    """The places of the least depth of marked blobs that are deltas."""
+    for record in index.packs().values() if are_in(index) else ():
         if has_deltas(record.tags):
             for o in index.inside(record):
-                if o.encoding == DELTA and needed(o.id) and is_read(index, record, o):
+                if o.encoding == DELTA and o.id in marked and depth_at((record, o)) == depth_of(index, o.id):
                     yield record, o
 
 
-def is_read(index: Index, record: PackRecord, located: Located) -> bool:
-    """Whether a place is one of the least depth of its object: what has none of these is not relied on."""
+def _bases_at(places: Iterable[Place]) -> list[bytes]:
+    return [delta_at(r.tags, o).base for r, o in places if o.encoding == DELTA and depth_at((r, o)) < UNREADABLE]
+
+
+def is_relied_on(index: Index, record: PackRecord, located: Located, needed: Container[bytes]) -> bool:
+    """Whether a place of a needed object may be the only one that is kept: it is whole, or of the least depth and made
+    of what is needed. What only a later version can read is relied on as it is."""
     if located.encoding == WHOLE:
         return True
-    depth = depth_at((record, located))
-    return depth < UNREADABLE and depth == depth_of(index, located.id)
+    depth = depth_of(index, located.id)
+    if depth is None:
+        return True
+    return depth_at((record, located)) == depth and delta_at(record.tags, located).base in needed
 
 
-def dangling(index: Index) -> dict[PackId, PackRecord]:
-    """The packs with deltas that cannot be opened, as the index names nothing that they are made of."""
-    chains = Chains(index.find)
+def moved_as(index: Index, object_id: bytes, needed: Container[bytes]) -> Link | None:
+    """The delta that a needed blob is packed anew as, bytes and row; None: it is packed whole."""
+    places = index.find(object_id)
+    if all(o.encoding != WHOLE for _, o in places):
+        for record, o in places:
+            if o.encoding == DELTA and is_relied_on(index, record, o, needed) and depth_at((record, o)) < UNREADABLE:
+                return Link(record, o, delta_at(record.tags, o))
+    return None
+
+
+def are_kept(index: Index, segments: Iterable[IndexSegment], needed: Container[bytes]) -> bool:
+    """Whether the deltas of these segments are made of what is needed, and of less depth in this index."""
+    for record, o in (place for s in segments if any(has_deltas(p.tags) for p in s.packs) for place in s):
+        if o.encoding == DELTA:
+            delta = delta_at(record.tags, o)
+            depth = depth_of(index, delta.base)
+            if delta.base not in needed or depth is None or depth >= delta.depth:
+                return False
+    return True
+
+
+class Given:
+    """The objects that an index gives: what it names and, of deltas, what they are made of. `is_here`: bases that are
+    at hand."""
+
+    def __init__(self, index: Index, is_here: Callable[[bytes], bool] = lambda _: False) -> None:
+        self._index = index
+        self._is_here = is_here
+
+    def __contains__(self, object_id: bytes) -> bool:
+        places = self._index.find(object_id)
+        if all(o.encoding == DELTA for _, o in places):
+            return bool(places) and Chains(self._index.find, self._is_here).of(object_id) is not None
+        return True
+
+
+def dangling(index: Index, is_here: Callable[[bytes], bool] = lambda _: False) -> dict[PackId, PackRecord]:
+    """The packs with deltas of blobs that cannot be opened, as the index names nothing that they are made of.
+
+    `is_here`: blobs that are at hand, and need not be opened.
+    """
+    chains = Chains(index.find, is_here)
     return {
         record.id: record
-        for record in index.packs().values()
+        for record in (index.packs().values() if are_in(index) else ())
         if has_deltas(record.tags)
-        and any(o.encoding == DELTA and chains.of(o.id) is None for o in index.inside(record))
+        and any(o.encoding == DELTA and not is_here(o.id) and chains.of(o.id) is None for o in index.inside(record))
     }

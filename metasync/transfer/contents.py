@@ -22,6 +22,7 @@ from metasync.transfer.download import Deliver, Download
 from metasync.transfer.schedule import AT_ONCE_LEAST
 
 if TYPE_CHECKING:
+    from metasync.store.deltas import Link
     from metasync.transfer.opening import Opening
 
 PACKS_IN_FLIGHT = AT_ONCE_LEAST  # being fetched at a time, where there are so many
@@ -87,8 +88,13 @@ class Contents:
         return object_id in self.at_hand or object_id in self.index
 
     def size_of(self, object_id: bytes) -> int:
-        """The size of an object in bytes, by the index; 0 if the index does not name it, or knows deltas alone."""
+        """The size of an object in bytes, by the index; of a delta about that, by what it is made of; 0: not known."""
         places = self.index.find(object_id)
+        if places and all(located.encoding == DELTA for _, located in places):
+            from metasync.store.deltas import Chains
+
+            chain = Chains(self.index.find).of(object_id)
+            return chain[-1].located.length if chain is not None else 0
         return next((located.length for _, located in places if located.encoding == WHOLE), 0)
 
     def begin_ahead(self, busy: Collection[str] = ()) -> None:
@@ -208,6 +214,22 @@ class Contents:
             self.fetch(elsewhere, deliver, neighbours=neighbours, on_lost=on_lost)
         if again := some.again():
             self.fetch(again, deliver, on_lost=on_lost)
+
+    def fetch_deltas(self, links: Iterable[Link]) -> dict[bytes, bytes]:
+        """The bytes of deltas as they are stored, by the ids of the blobs; without those that cannot be had now."""
+        got: dict[bytes, bytes] = {}
+        wanted: dict[tuple[int, bytes], tuple[PackRecord, list[Located]]] = {}
+        for record, located, _ in links:
+            wanted.setdefault(record.id, (record, []))[1].append(located)
+        if wanted:
+            download = Download(
+                self.transfer, self.runner, lambda some: got.update((o.id, bytes(d)) for o, d in some), Urgency.SOON
+            )
+            for record, some in wanted.values():
+                download.want(record, some)
+            for _ in download.run():
+                pass
+        return got
 
     def _newer_index(self) -> tuple[Index, Transfer] | None:
         """The newest index, and where its packs lie by now, where one is another."""

@@ -37,6 +37,7 @@ from metasync.store.index import (
     packed_ids,
     segments_of,
 )
+from metasync.store.pack_format import Delta
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.transfer.copies import Stored, Transfer, record_of
 from metasync.transfer.estimates import Direction
@@ -200,8 +201,8 @@ class Upload:
             return True
         return False
 
-    def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        """Takes an object to be stored. Blocks while too much is under way."""
+    def add(self, kind: ObjectKind, object_id: bytes, data: bytes, delta: Delta | None = None) -> None:
+        """Takes an object to be stored. Blocks while too much is under way. With `delta`, `data` is the delta."""
         if object_id in self:
             return
         self._waiting_bytes += len(data)
@@ -214,7 +215,7 @@ class Upload:
             self._packer = Packer(
                 self.form, self.runner.submit_work, self.entropy, self._send, choose, spread, self._own
             )
-        self._packer.add(kind, object_id, data)
+        self._packer.add(kind, object_id, data, delta)
 
     def _send(self, pack: SealedPack) -> None:
         before, self._before = self._before, None

@@ -15,6 +15,7 @@ from metasync.maintenance import collect, line, sweep
 from metasync.session.folder import BASE_KEY
 from metasync.store import collection, retention
 from metasync.store.collection import Plan
+from metasync.store.pack_format import WHOLE
 from metasync.store.retained import Dropped, Named, Replaced, Retained
 
 OLD, NEW = (1, b"old"), (2, b"new")  # packs
@@ -31,6 +32,7 @@ class Index:
 
     def __init__(self, *packs: Any, objects: dict[bytes, Any] | None = None) -> None:
         self._packs = dict.fromkeys(packs)
+        self.segments: tuple[Any, ...] = ()
         self.objects = objects or {}
 
     def packs(self) -> dict[Any, Any]:
@@ -40,7 +42,7 @@ class Index:
         return object_id in self.objects
 
     def find(self, object_id: bytes) -> list[Any]:
-        return [(SimpleNamespace(id=pack), None) for pack in self.objects.get(object_id, ())]
+        return [(SimpleNamespace(id=pack), SimpleNamespace(encoding=WHOLE)) for pack in self.objects.get(object_id, ())]
 
 
 def base(v: int, *packs: Any, items: tuple[bytes, ...] = (), segments: tuple[Any, ...] = (), **more: Any) -> Any:
@@ -475,8 +477,8 @@ def test_what_was_packed_by_an_attempt_before_is_not_fetched_again() -> None:
             added.append(object_id)
 
     upload: Any = Upload([b"there"])
-    contents: Any = SimpleNamespace(fetch=fetch)
-    collect._take(contents, [b"there", b"new"], upload)
+    contents: Any = SimpleNamespace(fetch=fetch, fetch_deltas=lambda links: dict.fromkeys(links, b""))
+    collect._take(contents, {b"there": None, b"new": None}, upload)
     assert asked == added == [b"new"]
 
 

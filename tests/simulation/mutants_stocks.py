@@ -51,7 +51,7 @@ def _drop_late_roots() -> Iterator[None]:
 
 @mutant("gc-no-repack-fence", "the collector does not measure its repacked packs against `min_gen`", collected_often)
 def _no_repack_fence() -> Iterator[None]:
-    with rewritten(collect._Collection, "_pack", ("self.upload.counting(state.min_gen, state.epoch) and ", "")):
+    with rewritten(collect._Collection, "_pack", ("self.upload.counting(state.min_gen, state.epoch)", "True")):
         yield
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metasync.local.spill import IdSet
 from metasync.objects.model import ObjectKind
-from metasync.store import collection
+from metasync.store import collection, deltas
 from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord, make_segment
 from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
@@ -75,3 +75,81 @@ def test_of_packs_of_which_as_much_is_needed_the_newest_stays():
     index = opened([[1, 2], [3], [1, 2]])
     plan = collection.plan(index, marked({1, 2, 3}), IdSet())
     assert {*plan.gone} == {(0, digest(-1))}
+
+
+# ---- deltas
+
+stored = st.lists(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), max_size=5), max_size=7)
+
+
+def opened_with_deltas(lists: list[list[tuple[int, int]]]) -> Index:
+    """An index of a segment a pack. An object with a number is stored as a delta of that blob, if it is there by then
+    and not too deep; the others are whole."""
+    segments = []
+    for n, objects in enumerate(lists):
+        before = Index(segments)
+        rows, located = {}, []
+        for at, (o, base) in enumerate(dict(objects).items()):
+            depth = deltas.depth_of(before, digest(base))
+            is_delta = base != o and depth is not None and depth < packfile.DEPTH_MAX
+            if is_delta:
+                rows[0, at * 10] = packfile.Delta(digest(base), depth + 1)
+            located.append(Located(ObjectKind.BLOB, digest(o), 0, at * 10, 10, int(is_delta)))
+        segment = Segment(10 * len(located), 10 * len(located), digest(n))
+        size, tags = HEADER_BYTES + 10 * len(located) + 9, packfile.delta_tags(rows)
+        segments.append(make_segment([(PackRecord(digest(-n - 1), 0, size, HEADER, (segment,), tags), located)]))
+    return Index(segments)
+
+
+def collected(index: Index, needed: deltas.Ids, plan: collection.Plan) -> Index:
+    """The index that a collection makes: what stays of it, and what is packed anew."""
+    packed, rows = [], {}
+    for i in dict.fromkeys(i for ids in collection.to_pack(index, plan, needed) for i in ids):
+        link = deltas.moved_as(index, i, needed)
+        if link is not None:
+            rows[0, len(packed) * 10] = link.delta
+        packed.append(Located(ObjectKind.BLOB, i, 0, len(packed) * 10, 10, int(link is not None)))
+    ids = {o.id for o in packed}
+    assert not collection.uncovered(index, lambda p: p not in plan.gone, ids.__contains__, needed)
+    left = (collection.rewritten(s, lambda p: p not in plan.gone, needed) for s in index.segments)
+    segments = [s for s in left if s is not None]
+    if packed:
+        segment = Segment(10 * len(packed), 10 * len(packed), digest(99))
+        record = PackRecord(digest(-99), 1, 99 + 10 * len(packed), HEADER, (segment,), packfile.delta_tags(rows))
+        own = make_segment([(record, packed)])
+        assert deltas.are_kept(index, [own], needed)
+        segments.append(own)
+    return Index(segments)
+
+
+@given(stored, st.sets(st.integers(1, 12)), st.booleans(), st.booleans())
+@settings(max_examples=examples(300))
+def test_what_is_kept_as_a_delta_can_be_read(lists, numbers, repack, purge):
+    index, by_versions = opened_with_deltas(lists), marked(numbers)
+    purge = purge and repack
+    needed = by_versions if purge else deltas.with_bases(index, by_versions, IdSet())
+    plan = collection.plan(index, needed, IdSet(), repack=repack, purge=purge)
+    after = collected(index, needed, plan)
+    there = {digest(n) for n in numbers if digest(n) in index}
+    assert plan.missing == len(numbers) - len(there)
+    for i in there:
+        chain = deltas.Chains(after.find).of(i)
+        assert chain is not None and len(chain) <= packfile.DEPTH_MAX + 1
+        assert deltas.depth_of(after, i) <= deltas.depth_of(index, i)
+        assert not purge or all(link.located.id in by_versions for link in chain)
+    if purge:
+        assert {i for s in after.segments for i in s.ids(ObjectKind.BLOB)} <= there
+
+
+@given(stored, st.integers(0, 6))
+@settings(max_examples=examples(100))
+def test_deltas_of_what_is_lost_are_found(lists, lost):
+    index = opened_with_deltas(lists)
+    gone = [r for r in index.packs().values() if r.name == digest(-lost - 1)]
+    left = Index((*index.segments, make_segment((), (r.id for r in gone))))
+    given, dangling = deltas.Given(left), deltas.dangling(left)
+    for record in left.packs().values():
+        inside = [o.id for o in left.inside(record)]
+        assert (record.id in dangling) == any(i not in given for i in inside)
+        assert all(i in deltas.Given(left, lambda _: True) for i in inside)
+    assert gone or not dangling
