@@ -157,7 +157,7 @@ lock: ## pin the development tools anew (needs the network)
 	$(COMPILE) --extra docs --output-file requirements-docs.lock pyproject.toml
 	$(COMPILE) --extra release --output-file requirements-release.lock pyproject.toml
 	$(COMPILE) --constraint requirements-dev.lock --output-file requirements.lock pyproject.toml
-	$(COMPILE) --constraint requirements-dev.lock $(addprefix --extra ,s3 azure gcs swift webdav sftp dropbox gdrive box keyring) \
+	$(COMPILE) --constraint requirements-dev.lock $(addprefix --extra ,s3 azure gcs swift webdav sftp dropbox gdrive box keyring ui notices amqp mqtt metrics) \
 		--output-file requirements-all.lock pyproject.toml
 	rm -rf $(VENV)-lock
 
