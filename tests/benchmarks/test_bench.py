@@ -294,7 +294,10 @@ def test_a_bench_that_is_ended_leaves_nothing_running(
         time.sleep(0.01)
     process.terminate()
     assert process.wait(60) == 143
-    assert not alive(int((tmp_path / "pid").read_text()))
+    ends, pid = time.monotonic() + 60, int((tmp_path / "pid").read_text())
+    while alive(pid):  # killed, and not gone before it runs once more, which takes its time on a busy machine
+        assert time.monotonic() < ends
+        time.sleep(0.01)
     assert [p.name for p in work.iterdir()] == ["loads"]
 
 
