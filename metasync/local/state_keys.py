@@ -123,6 +123,13 @@ MODES: Final = Codec[dict[bytes, int]](
 )
 
 
+class Failures(NamedTuple):
+    """So many failures of a backend since its last answer, the last one at `at_ns` (since 1970)."""
+
+    exceptions: int
+    at_ns: int
+
+
 class SpaceNote(NamedTuple):
     """The space that a backend told, in bytes, and when (ns since 1970). None: it does not tell."""
 
@@ -153,6 +160,10 @@ def _space_notes(told: Any) -> dict[str, SpaceNote]:
     if not all(type(n.when_ns) is int and {type(n.free), type(n.total)} <= {int, type(None)} for n in out.values()):
         raise ValueError("not sizes")
     return out
+
+
+def _failures(told: Any) -> dict[str, Failures]:
+    return {str(name): Failures(int(exceptions), int(at_ns)) for name, (exceptions, at_ns) in told.items()}
 
 
 def _key_copies(told: Any) -> KeyCopies:
@@ -229,6 +240,9 @@ ESTIMATES_KEY: Final = Key("estimates", BYTES, None)  # what the lines to the ba
 # Backends whose ballast was given up, and what backends told of their space: `session.space`.
 GIVEN_UP_KEY: Final = Key("ballast", json_codec("names of backends", _names), None)
 SPACE_KEY: Final = Key("space", json_codec("space of backends", _space_notes), None)
+FAILURES_KEY: Final = Key(  # by backend: `maintenance.scrub_failures`
+    "failures", json_codec("failures of backends", _failures), None
+)
 HUNG_KEY: Final = Key(  # backends that gave no answer a moment ago, with the time (s since 1970): `session.connections`
     "hung", json_codec("backends that hung", lambda told: {str(name): float(at) for name, at in told.items()}), None
 )

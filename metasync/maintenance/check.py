@@ -66,6 +66,7 @@ class Looked:
     """What the look at packs comes to. `found`: the verdict on each with which something is wrong, and what to mend.
 
     `sound`: the copies that were found right where they belong, by backend; None: nobody asks for them.
+    `silent`: of how many copies a backend told nothing, where nobody knew before that it is away.
     """
 
     read_data: bool
@@ -73,6 +74,7 @@ class Looked:
     found: dict[PackId, tuple[Verdict, Finding]] = field(default_factory=dict)
     waited_for: list[late_copies.Trail] = field(default_factory=list)
     by: Counter[str] = field(default_factory=Counter)
+    silent: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
 
     def at(self, s: Session, agreed: Agreed, packs: Collection[PackRecord]) -> Looked:
@@ -87,10 +89,11 @@ class Looked:
             is_given_up = backend_id in stores and c.storage_id not in places.ids(backend_id, pack)
             return c._replace(problem=GIVEN_UP, missing=True) if c.problem is None and is_given_up else c
 
-        on_their_way = late_copies.load(s.db)
+        on_their_way, down = late_copies.load(s.db), frozenset(s.transfer.down)
         for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
             self.by.update(c.how for c in (*home, *there))
+            self.silent.update(c.backend for c in copies if c.unknown and c.backend not in down)
             self.bytes_read += sum(c.bytes_read for c in copies)
             trail = on_their_way.get(record.id)
             late = {names.get(i, "") for i in trail.missing} if trail is not None else set()

@@ -11,19 +11,21 @@ Scrubs of several devices, or processes, do not hurt each other.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import State
-from metasync.errors import FormatError, UnreachableError
+from metasync.errors import FormatError
 from metasync.events import Phase
 from metasync.keys.derive import sha256
 from metasync.local import settings
 from metasync.local.state_keys import HUNG_KEY, LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
 from metasync.maintenance import check, scrub_record
 from metasync.maintenance.repair import repair
+from metasync.maintenance.scrub_failures import Failing
 from metasync.maintenance.scrub_reading import Reader
 from metasync.maintenance.scrub_record import DAY_NS, LATER_NS, is_within
 from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
@@ -92,6 +94,7 @@ class _Scrub:
         self.heard: list[Heard] = []
         self.places = Places(s.config, s.previous)
         self.reader = Reader(s, self.places)
+        self.failing = Failing(s)
         self.displaced: Callable[[int], bool]  # whether a change of the backends has a partition's packs moved
         self.moving: set[PackId] = set()  # packs on their way from one mapping to another that have too few copies
         self.records: dict[bytes, PackRecord] = {}  # by key, of the packs in partitions that differ
@@ -164,7 +167,9 @@ class _Scrub:
         self.places = places = Places(self.s.config, self.s.previous)
         self.displaced = cache(lambda partition: places.is_displaced(partition.to_bytes(PARTITION_BYTES, "big")))
         heard = [self._begun_at(place, known.get(place.backend_id)) for place in _places(self.s)]
-        return sorted(heard, key=lambda h: h.look.at_ns)  # what was away for longest is mended first
+        self.failing.pass_over(self.s, heard)
+        # What comes back is mended first, then what was away for longest.
+        return sorted(heard, key=lambda h: (not self.failing.is_noted(h.place), h.look.at_ns))
 
     def _begun_at(self, place: Place, look: Look | None) -> Heard:
         partitions = str(self.s.transfer.placement.partitions).encode()
@@ -174,7 +179,7 @@ class _Scrub:
             look = Look(place.backend_id, stores, read_to=was.read_to, read_ns=was.read_ns)
         heard = Heard(place, look)
         heard.counts = lambda storage_id, name: storage_id in self.places.ids(place.backend_id, name)
-        away = self.s.out.get(place.name) or self.s.transfer.down.get(place.name)
+        away = self.s.out.get(place.name) or self.s.transfer.down.get(place.name) or self.failing.passed_over(place)
         if away is not None:
             heard.how, heard.why = "away", away.message
         return heard
@@ -182,17 +187,10 @@ class _Scrub:
     def _read_feeds(self, heard: Sequence[Heard]) -> None:
         """Has the backends tell what has changed; all at once."""
         self.s.runtime.run(together({h.place.name: heeding(h, changes(h)) for h in heard}))
-        self._pass_over(self.s, heard)
+        self.failing.heed(heard)
         for h in heard:
             if h.how == "changes":
                 h.look = h.look._replace(at_ns=self.s.wall_ns())
-
-    @staticmethod
-    def _pass_over(s: Session, heard: Iterable[Heard]) -> None:
-        """Has those of these that could not be reached asked nothing more."""
-        for h in heard:
-            if isinstance(h.failed, UnreachableError):
-                s.transfer.down.setdefault(h.place.name, h.failed)
 
     def _list(self, heard: Sequence[Heard]) -> None:
         """Has the backends list all that they hold; all at once."""
@@ -200,7 +198,7 @@ class _Scrub:
         lists = {h.place.name: Listing(partitions) for h in heard}
         tasks = {h.place.name: heeding(h, listed(h, lists[h.place.name])) for h in heard}
         self.s.runtime.run(together(tasks))
-        self._pass_over(self.s, heard)
+        self.failing.heed(heard)
         before = self._before(heard)
         for h in heard:
             if h.how == "listed":
@@ -314,7 +312,10 @@ class _Scrub:
         while at < len(due) and (self.read_bytes_max is None or self.bytes_read < self.read_bytes_max):
             some = self.reader.in_time(h, [p for _, p in due[at : at + READ_AT_ONCE]])
             states = self.reader.copies(h, some)
-            if not states or any(state.unknown for state in states):  # the time is over, or it is away: the next time
+            if not states:  # the time is over
+                break
+            if silent := sum(state.unknown for state in states):  # it is away: the next time
+                self.failing.silent({h.place.name: silent})
                 break
             at += len(some)
             self.read += len(some)
@@ -359,8 +360,10 @@ class _Scrub:
         doubted = [p for p in suspects if inventory.key_of(p.id) in self.doubted]
         others = [p for p in suspects if inventory.key_of(p.id) not in self.doubted]
         self.looked = check.Looked(read_data=False, sound=set()).at(s, agreed, others)
-        self.looked.read_data = True
+        self.failing.silent(self.looked.silent)
+        self.looked.read_data, self.looked.silent = True, Counter()
         self.looked.at(s, agreed, doubted)
+        self.failing.silent(self.looked.silent)
         turn = {p.id: n for n, p in enumerate(suspects)}  # those of the backend that was away for longest come first
         found = sorted(self.looked.found.items(), key=lambda item: turn[item[0]])
         self.findings = [finding for _, (_, finding) in found]
@@ -390,7 +393,7 @@ class _Scrub:
 
     def mended(self, s: Session) -> ScrubReport:
         """Makes whole what was found, and looks at that again."""
-        self._pass_over(s, self.heard)
+        self.failing.pass_over(s, self.heard)
         agreed, found = agreement.newest(s), self.looked.problems
         packs = agreed.index.packs()  # made anew at each call
         left = [f for f in self.findings if f.record.id in packs]

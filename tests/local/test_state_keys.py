@@ -12,7 +12,7 @@ from metasync.consensus import JOURNAL_KEY
 from metasync.errors import WorkspaceError
 from metasync.local import state_keys
 from metasync.local.state import FORMAT, LocalDb
-from metasync.local.state_keys import BYTES, CLONE_ANEW, TABLES, Key, KeyCopies, PendingKeys, SpaceNote
+from metasync.local.state_keys import BYTES, CLONE_ANEW, TABLES, Failures, Key, KeyCopies, PendingKeys, SpaceNote
 from metasync.session.agreement import LEFT_KEY, LINE_KEY
 from metasync.session.evidence import EVIDENCE_KEY
 from metasync.session.folder import BASE_KEY, JOINING_KEY, LINKS_KEY, MEMORY_KEY, NEWEST_KEY, PARTS_KEY
@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "SHORT_KEY": 3,
     "GIVEN_UP_KEY": frozenset({"a", "b"}),
     "SPACE_KEY": {"a": SpaceNote(5, 6, None), "b": SpaceNote(7, None, None)},
+    "FAILURES_KEY": {"a": Failures(10, 1_700_000_000_000_000_000)},
     "HUNG_KEY": {"a": 1.5},
     "UNLINKED_KEY": frozenset({"usb"}),
     "AWAY_KEY": {"a": 1_700_000_000_000_000_000},

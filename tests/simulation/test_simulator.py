@@ -36,6 +36,7 @@ from simulation.mutants_agreed import floors_without, no_confirm, no_fence
 from simulation.network import Hold, Lines, SimStore, Store
 from simulation.plan import Fault, Step
 from simulation.runtime import SimRuntime
+from simulation.scenarios import changed_often
 from simulation.shrink import decode_plan, encode_plan, shrunk
 from simulation.stocks import pack_id
 from simulation.witness import Witness
@@ -139,6 +140,16 @@ def test_a_scenario_shows_a_broken_rule_and_nothing_else(name: str) -> None:
             assert sound.counts["removed backend emptied"] <= 1, "when the plan says so, and not by chance too"
             return
     pytest.fail(f"{name} is not caught")
+
+
+FAILED_ONCE = (38, 40, 42, 48, 60, 98)
+"""Seeds of `changed_often` that failed once: a move that ended too early, a device without a way to a new backend."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_backends_that_change_while_data_move(seed: int) -> None:
+    assert Play(changed_often(make_plan(seed))).run().failure == ""
 
 
 @pytest.mark.long
