@@ -50,6 +50,9 @@ if (memory := _memory()) is not None:
     tempfile.tempdir = None
 
 
+os.environ["METASYNC_DAEMON"] = "off"  # of whoever runs the tests: none of them is to meet it
+
+
 def pytest_configure() -> None:
     """Gives Ctrl-C its usual meaning, also under `nohup` and in a background job, where it begins as ignored.
 

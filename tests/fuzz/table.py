@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuzz.agreement import AGREEMENT
 from fuzz.content import CONTENT
+from fuzz.daemon import DAEMON
 from fuzz.linked import LINKED
 from fuzz.local import LOCAL
 from fuzz.members import MEMBERS
@@ -11,4 +12,6 @@ from fuzz.network import NETWORK
 from fuzz.records import RECORDS
 from fuzz.target import Target
 
-TARGETS: dict[str, Target] = {t.name: t for t in (*CONTENT, *AGREEMENT, *RECORDS, *MEMBERS, *NETWORK, *LOCAL, *LINKED)}
+TARGETS: dict[str, Target] = {
+    t.name: t for t in (*CONTENT, *AGREEMENT, *RECORDS, *MEMBERS, *NETWORK, *LOCAL, *LINKED, *DAEMON)
+}

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from metasync.local.user_folders import state_folder
+
 if TYPE_CHECKING:
     from metasync.backends._shared.logins import Login
 
@@ -33,10 +35,9 @@ _SCHEMA: Final = (
 
 def path_for(*what: str) -> Path:
     """The file for an account and a folder in it, named by a hash."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    top = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.local/state"))
     name = hashlib.sha256("\0".join(what).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return top / "metasync" / "ids" / f"{name}.db"
+    top = state_folder("ids")
+    return Path(top or os.devnull) / f"{name}.db"  # where nothing can ever be, for a user without a home
 
 
 def ids_of(login: Login, stand_in: str, path: str) -> NativeIds:

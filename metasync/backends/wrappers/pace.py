@@ -30,6 +30,7 @@ from metasync.backends._shared.http import MOST_S as HOLD_MOST_S
 from metasync.backends.api import Backend, BackendUrl, Change
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, HeldBackError
+from metasync.local.user_folders import state_folder
 from metasync.runtime.effects import CARRIED
 
 LONGER: Final = 0.05  # of a wait: what would make it longer by less is not written; calls are refused in bursts
@@ -51,21 +52,13 @@ def account_of(url: BackendUrl, scope: bytes, clock: Callable[[], float] = time.
     user = url.host.rpartition("@")[0]
     text = "\0".join([url.scheme, user, *(f"{key}={value}" for key, value in url.params)])
     name = hashlib.sha256(scope + text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    folder = _folder()
+    folder = state_folder("accounts")  # none for a user without a home, whose working directory is no place for it
     path = os.path.join(folder, f"{name}.json") if folder else f"/dev/null/{name}"  # where nothing can ever be
     with _accounts_lock:
         found = _accounts.get(path)
         if found is None:
             found = _accounts[path] = Account(path, clock=clock)
         return found
-
-
-def _folder() -> str:
-    """Where notes lie; "" for a user without a home, whose working directory is no place for them."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "metasync", "accounts") if os.path.isabs(base) else ""
 
 
 class Account:

@@ -1,0 +1,223 @@
+"""Many workspaces in one process: one that fails takes no other along, and all that is registered is kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_kit import HUNG_S, Fleet, fleet, wait_for
+
+from metasync.errors import UsageError, WorkspaceError
+from metasync.local.settings import Settings
+from metasync.reports.service import WorkspaceState
+from metasync.service import supervisor
+from metasync.service.desk import Call
+from metasync.service.registry import Registry
+from metasync.service.supervisor import Keeping
+from metasync.service.wire import protocol
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setattr(supervisor, "RETRY_S", (0.01, 0.04))
+    monkeypatch.setattr(supervisor, "SETTINGS_S", 0.01)
+    with fleet(tmp_path) as one:
+        yield one
+
+
+def do(made: Fleet, what: str, **args: Any) -> Any:
+    request = protocol.read_request(protocol.request(1, what, args)[:-1])
+    return made.desk.do(request, Call())
+
+
+def test_what_is_registered_is_kept_after_a_restart(made: Fleet, tmp_path: Path) -> None:
+    made.keep("docs")
+    made.keep("photos")
+    with fleet(tmp_path) as after:
+        after.supervisor.start()
+        assert after.keeper("docs").directory == tmp_path / "docs"
+        assert after.keeper("photos").is_started
+        after.supervisor.remove(tmp_path / "docs" / "below")
+    assert Registry(tmp_path / "state").directories() == (tmp_path / "photos",)
+
+
+def test_a_keeper_that_cannot_be_made_is_told_and_tried_again_and_others_go_on(made: Fleet) -> None:
+    told: list[WorkspaceState | None] = []
+    made.supervisor.subscribe(lambda _, state: told.append(state))
+    made.fails["docs"] = [WorkspaceError("the drive is away", next_step="Mount it."), ZeroDivisionError("oh")]
+    made.supervisor.add(made.folder("docs"))
+    made.keep("photos").become("pushing")
+    assert made.keeper("docs").is_started
+    stuck = [s for s in told if s is not None and s.doing == "stuck"]
+    assert stuck[0].problems[0].text == "the drive is away"
+    assert "ZeroDivisionError" in stuck[1].problems[0].text
+    assert all(s.problems[0].blocks and s.problems[0].key == "start" for s in stuck)
+    assert made.made.count("docs") == 3
+
+
+def test_the_pauses_between_tries_grow_and_end_somewhere(made: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_S", (2.0, 300.0))
+    pauses: list[float] = []
+    enough = threading.Event()
+
+    def wait(kept: supervisor.Kept, seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 12:
+            kept._ends = True
+            enough.set()
+
+    monkeypatch.setattr(supervisor.Kept, "_wait", wait)
+    made.fails["docs"] = [WorkspaceError("away")] * 20
+    made.supervisor.add(made.folder("docs"))
+    assert enough.wait(HUNG_S)
+    assert len(pauses) == 12
+    for n, pause in enumerate(pauses):
+        whole = min(2.0 * 2**n, 300.0)
+        assert whole / 2 <= pause <= whole
+
+
+def test_a_request_for_one_that_cannot_be_opened_says_why(made: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_S", (60.0, 60.0))
+    made.fails["docs"] = [WorkspaceError("the drive is away", next_step="Mount it.")]
+    made.supervisor.add(made.folder("docs"))
+    wait_for(lambda: made.supervisor.state().workspaces[0].doing == "stuck")
+    with pytest.raises(WorkspaceError, match="the drive is away") as e:
+        do(made, "sync_now", directory=str(made.root / "docs"))
+    assert e.value.next_step == "Mount it."
+
+
+def test_a_folder_that_is_not_kept_and_one_that_is_no_workspace_are_refused(made: Fleet) -> None:
+    with pytest.raises(UsageError, match="does not keep"):
+        do(made, "sync_now", directory=str(made.root))
+    (made.root / "plain").mkdir()
+    with pytest.raises(WorkspaceError):
+        do(made, "add", directory=str(made.root / "plain"))
+    assert made.registry.directories() == ()
+
+
+def test_the_requests_reach_the_keeper(made: Fleet) -> None:
+    keeper = made.keep("docs")
+    here = str(made.root / "docs" / "sub")
+    do(made, "sync_now", directory=here)
+    do(made, "answer", directory=here, key="guard:push", allow=True)
+    assert do(made, "pause", seconds=60.0).workspaces[0].doing == "paused"
+    assert do(made, "resume", directory=here).workspaces[0].doing == "in step"
+    assert do(made, "metrics") == {"text": "metasync_up 1\n"}
+    assert keeper.asked[:2] == ["sync_now", ("answer", "guard:push", True)]
+    assert keeper.asked[2][0] == "pause"
+    assert keeper.asked[3] == "resume"
+    with pytest.raises(UsageError):
+        do(made, "pause", seconds=-1.0)
+    assert not made.stopped.is_set()
+    do(made, "stop")
+    assert made.stopped.is_set()
+
+
+def test_a_keeper_that_hangs_does_not_hold_up_the_end(made: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_S", 0.05)
+    hung = made.keep("docs")
+    other = made.keep("photos")
+    hung.hangs_in_stop = threading.Event()
+    assert not made.supervisor.stop()
+    wait_for(lambda: other.is_stopped)
+    hung.hangs_in_stop.set()
+    assert made.supervisor.kept(made.root / "docs").join(HUNG_S)
+
+
+def set_to(made: Fleet, name: str, values: dict[str, str]) -> None:
+    path = made.root / name / ".metasync" / "settings.json"
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps({"settings": values, "pause": None}))
+    beside.replace(path)
+
+
+def test_settings_of_its_own_make_another_keeper_and_others_do_not(
+    made: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "OWN_KEYS", ("nice",))
+    first = made.keep("docs")
+    kept = made.supervisor.kept(made.root / "docs")
+    set_to(made, "docs", {"cache-mb": "512"})
+    wait_for(lambda: kept._stamp, "a look at the settings")
+    assert made.keeper("docs") is first
+    set_to(made, "docs", {"nice": "5"})
+    wait_for(lambda: made.keepers["docs"] is not first, "another keeper")
+    assert first.is_stopped
+    assert made.keeper("docs").settings.values == {"nice": "5"}
+    (made.root / "docs" / ".metasync").rename(made.root / "away")  # as when a drive is unmounted
+    second = made.keepers["docs"]
+    stamp = kept._stamp
+    assert not kept._has_other_settings()
+    assert kept._stamp == stamp
+    assert made.keepers["docs"] is second
+
+
+class Lacking:
+    """Goes along with a keeper, and cannot."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.ended = 0
+
+    def begin(self, keeper: Keeping, settings: Settings) -> None:
+        raise WorkspaceError("pika is not installed", next_step="pip install metasync[amqp]")
+
+    def hear(self, state: WorkspaceState) -> None:
+        self.heard.append(state.doing)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_what_cannot_go_along_is_a_problem_and_the_folder_is_kept_all_the_same(tmp_path: Path) -> None:
+    beside = Lacking()
+    with fleet(tmp_path, lambda _: [beside]) as made:
+        keeper = made.keep("docs")
+        (state,) = made.supervisor.state().workspaces
+        assert [(p.text, p.blocks) for p in state.problems] == [("pika is not installed", False)]
+        keeper.become("pushing")
+        assert beside.heard[-1] == "pushing"
+        made.supervisor.remove(made.root / "docs")
+        wait_for(lambda: beside.ended)
+
+
+# --- the registry
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"format": 2, "workspaces": []}', b'{"format": 1, "workspaces": ["docs"]}',
+     b'{"format": 1, "workspaces": 7}', b"[" * 100_000, b'{"format": 1, "workspaces": ["/a\\u0000"]}'],
+)  # fmt: skip
+def test_a_damaged_registry_is_told_and_never_taken_for_an_empty_one(tmp_path: Path, data: bytes) -> None:
+    registry = Registry(tmp_path)
+    registry.path.write_bytes(data)
+    with pytest.raises(WorkspaceError, match="damaged"):
+        registry.directories()
+    with pytest.raises(WorkspaceError, match="damaged"):
+        registry.add(tmp_path)
+    assert registry.path.read_bytes() == data
+
+
+def test_the_registry_keeps_what_is_added_once_and_in_order(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "a")
+    assert registry.add(Path("/b"))
+    assert registry.add(Path("/a"))
+    assert not registry.add(Path("/b"))
+    assert Registry(tmp_path / "a").directories() == (Path("/b"), Path("/a"))
+    assert registry.path.stat().st_mode & 0o777 == 0o600
+    assert registry.remove(Path("/b"))
+    assert not registry.remove(Path("/b"))
+
+
+def test_there_is_an_end_to_the_workspaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.service.registry.WORKSPACES_MAX", 2)
+    registry = Registry(tmp_path)
+    registry.add(Path("/a"))
+    registry.add(Path("/b"))
+    with pytest.raises(UsageError):
+        registry.add(Path("/c"))
