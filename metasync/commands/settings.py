@@ -100,6 +100,7 @@ def config_set(options: Options, key: str, value: str) -> None:
     nice                   0 to 19, as the program `nice` has it; holds from the next command on
     durability             push and sync wait for so many copies; the others follow (docs/howto/long-push.md)
     cache-mb               megabytes of directories and history kept here at most, 64 or more; 1024 unless set
+    base-cache-mb          megabytes of old chunks kept here at most, for changes of files; 2048 unless set, 0: none
     scrub.days             so many days until every copy was read, where a store tells no digests (docs/howto/repair.md)
     special-modes          on: set-id and sticky bits of what others pushed are set here too (docs/howto/limits.md)
     upkeep                 how long a push may move, mend and check data when its own work is done: 2s, off

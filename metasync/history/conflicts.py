@@ -218,7 +218,7 @@ def _carried_out(
         for path in texts.keys() & {*wanted}:
             checkout.stage_whole(path, texts[path])
         entries = {p: e for p in wanted if p not in texts and (e := new[p]) is not None}
-        deliver(s, checkout, entries, sources(here.scan), history.contents)
+        deliver(s, checkout, entries, sources(here.scan), history.contents, old=here.scan.tree)
     except BaseException:
         checkout.abandon()
         raise

@@ -28,6 +28,7 @@ from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
 from metasync.store.retained import REPLACED_MAX, Replaced
+from metasync.sync.old_chunks import bases_of
 from metasync.transfer.upload import Upload, known_in
 
 OP_ID_BYTES: Final = 16
@@ -178,6 +179,7 @@ def _agree(history: History, tops: Sequence[bytes], had: _Had) -> State | None:
     if s.base_state().hash == state.hash and not s.db.has(UNFINISHED_KEY):
         s.db.set(BASE_KEY, decided.state)
     s.db.set(JOURNAL_KEY, None)
+    bases_of(s).trim(0)  # what was forgotten is not kept for deltas either
     return decided.state
 
 

@@ -287,7 +287,7 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
     )
     try:
         entries = {p: e for p in wanted if (e := plan.new[p]) is not None}
-        deliver(s, checkout, entries, sources(here.scan), history.contents)
+        deliver(s, checkout, entries, sources(here.scan), history.contents, old=here.scan.tree)
     except BaseException:
         checkout.abandon()
         raise

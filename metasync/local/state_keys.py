@@ -222,6 +222,7 @@ MODES_KEY: Final = Key(  # of directories that were made writable for the checko
 )
 REPLACED_KEY: Final = Key("checkout.replaced", COUNT)  # the next free number in `.metasync/replaced/`
 CURSOR_KEY: Final = Key("replaced.cursor", COUNT)  # the number in it to look at next: `checkout.trash`
+BASES_KEY: Final = Key("bases", COUNT, None)  # about how many bytes `.metasync/bases` has: `worktree.bases`
 
 # The backends.
 TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`

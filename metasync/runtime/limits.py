@@ -6,6 +6,8 @@
     limit.connections    calls at once, on each backend; limit.connections.NAME on that one
     nice                 how far the command line steps back for other programs, as `nice` has it
     durability           for how many copies of everything a push waits that is not told; all, where fewer are promised
+    cache-mb             megabytes of directories, history and agreed records that are kept at most
+    base-cache-mb        megabytes of old chunks that are kept at most, to store changes of large files as deltas
     scrub.days           within so many days every copy is read where a store tells no digests; 0: none is
     special-modes        `on`: set-id and sticky bits of what others pushed are set here too
 
@@ -34,15 +36,17 @@ NICE_MOST: Final = 19
 COPIES_MOST: Final = 255  # as many as a workspace can promise
 CACHE: Final = "cache-mb"
 CACHE_MB_LEAST: Final = 64
+BASE_CACHE: Final = "base-cache-mb"
 SCRUB_DAYS: Final = "scrub.days"
 SCRUB_DAYS_MOST: Final = 3650
 NUMBERS: Final = {
     "nice": (0, NICE_MOST),
     "durability": (1, COPIES_MOST),
     CACHE: (CACHE_MB_LEAST, 1 << 20),
+    BASE_CACHE: (0, 1 << 20),
     SCRUB_DAYS: (0, SCRUB_DAYS_MOST),
 }
-EXAMPLES: Final = {"nice": 4, "durability": 1, CACHE: 512, SCRUB_DAYS: 90}
+EXAMPLES: Final = {"nice": 4, "durability": 1, CACHE: 512, BASE_CACHE: 2048, SCRUB_DAYS: 90}
 SPECIAL_MODES: Final = "special-modes"
 UPKEEP: Final = "upkeep"
 ON, OFF = "on", "off"
@@ -58,7 +62,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
 KEYS_STEP: Final = (
     "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
-    "cache-mb, scrub.days, special-modes, upkeep."
+    "cache-mb, base-cache-mb, scrub.days, special-modes, upkeep."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"

@@ -177,6 +177,11 @@ def are_kept(index: Index, segments: Iterable[IndexSegment], needed: Container[b
     return True
 
 
+def have_bases(index: Index, rows: Iterable[Delta]) -> bool:
+    """Whether all that these deltas are made of is in the index, and of less depth there."""
+    return all((depth := depth_of(index, row.base)) is not None and depth < row.depth for row in {*rows})
+
+
 class Given:
     """The objects that an index gives: what it names and, of deltas, what they are made of. `is_here`: bases that are
     at hand."""

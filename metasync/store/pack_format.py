@@ -219,6 +219,12 @@ def delta_at(tags: Tags, located: Located) -> Delta:
     raise FormatError(f"object {located.id.hex()[:16]} is a delta of which nobody says the base")
 
 
+def deltas_in(tags: Tags) -> Iterator[Delta]:
+    """The rows of all deltas of a pack."""
+    rows = (value for tag, value in tags if tag in DELTA_TAGS)
+    return (Delta(*row[2:]) for value in rows for row in _DELTA.iter_unpack(value))
+
+
 def _row_place(rows: bytes, at: int) -> bytes:
     return rows[at : at + _PLACE_IN_DELTA_BYTES]
 

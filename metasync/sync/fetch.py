@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from metasync.checkout.checkout import Checkout
@@ -19,9 +20,10 @@ from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
 from metasync.objects import walk
-from metasync.objects.model import Chunk, Entry, ObjectKind, split
+from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, split
 from metasync.session.session import Session
 from metasync.store.pack_format import Located
+from metasync.sync.old_chunks import OldChunks
 from metasync.transfer.contents import Contents, NotNamedError
 from metasync.worktree.disk import READ_FLAGS
 
@@ -110,10 +112,14 @@ def deliver(
     contents: Contents,
     on_lost: OnLost | None = None,
     *,
+    old: Mapping[bytes, Entry] = MappingProxyType({}),
     before_bytes: int = 0,
     all_bytes: int | None = None,
 ) -> None:
     """Stages the contents of these files. `here`: where in the folder a content may be found, by its hash.
+
+    `old`: what is at these paths now. Chunks that it has in common with the new file are taken from there, and deltas
+    are opened with the others.
 
     `before_bytes`, `all_bytes`: of a larger whole that these are a part of, for telling how far it is.
 
@@ -133,8 +139,10 @@ def deliver(
         small, parts = _where(remote, contents, lose if on_lost is not None else None)
     total = sum(e.size for e in remote.values()) if all_bytes is None else all_bytes
     taken = _take_left_parts(s, staging, remote, contents, parts)
+    chunks = contents.bases = OldChunks(s, _files(old, remote))
+    taken_here = _take_here(staging, chunks, parts)
     _end_left(s, staging, [entries[path] for path in left], taken)
-    done = before_bytes + taken
+    done = before_bytes + taken + taken_here
     one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
     s.listener(Phase("download"))
 
@@ -145,6 +153,7 @@ def deliver(
                 for path in small.get(located.id, ()):
                     if len(data) == remote[path].size:
                         staging.stage_whole(path, data)
+                        chunks.keep(path, located.id, data)
                         continue
                     size = remote[path].size
                     error = DamagedError(f"{os.fsdecode(path)} has {len(data):,} bytes, its entry says {size:,}")
@@ -153,6 +162,7 @@ def deliver(
                     lose(path, error)
                 for path, offset in parts.get(located.id, ()):
                     staging.stage_part(path, offset, data)
+                    chunks.keep(path, located.id, data)
                 done += located.length
             s.listener(Progress("download", done, total, "B"))
 
@@ -166,6 +176,25 @@ def deliver(
     for path, entry in remote.items():
         if entry.root and path not in gone:
             staging.finish(path)
+    chunks.end()
+
+
+def _files(old: Mapping[bytes, Entry], wanted: Iterable[bytes]) -> dict[bytes, Entry]:
+    """The files that stand at these paths."""
+    found = ((path, old.get(path)) for path in (wanted if old else ()))
+    return {path: entry for path, entry in found if entry is not None and entry.kind is Kind.FILE}
+
+
+def _take_here(staging: Staging, chunks: OldChunks, parts: dict[bytes, list[tuple[bytes, int]]]) -> int:
+    """Stages the pieces of files that are on this device; these need no delivery. -> their bytes."""
+    taken = 0
+    for chunk_id in [i for i in parts if i in chunks]:
+        if (data := chunks.get(chunk_id)) is not None:
+            for path, offset in parts.pop(chunk_id):
+                staging.stage_part(path, offset, data)
+                chunks.keep(path, chunk_id, data)
+                taken += len(data)
+    return taken
 
 
 def _take_left(s: Session, staging: Staging, entries: Mapping[bytes, Entry]) -> set[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from metasync.codec import amount, u64
@@ -14,6 +15,10 @@ from metasync.local.state_keys import CARRIED_KEY
 from metasync.objects import walk
 from metasync.objects.model import VERSION_TAG, Entry, Kind, ObjectKind, Snapshot, encode_snapshot
 from metasync.session.session import Agreed, Session
+from metasync.store.deltas import have_bases
+from metasync.store.pack_format import deltas_in
+from metasync.sync.old_chunks import bases_of
+from metasync.sync.replaced_chunks import ReplacedChunks
 from metasync.sync.scanned import Here
 from metasync.transfer.upload import Notes, Upload, known_in
 from metasync.worktree.index import Row, store_rows
@@ -61,6 +66,7 @@ class Packing:
         self.chunks = dict(chunks)  # of files that were read, by their file objects, the blobs
         self.upload: Upload | None = None
         self._notes: Notes | None = None
+        self._replaced: ReplacedChunks | None = None
 
     def save(self, wait_s: float) -> None:
         """Notes what is stored, for the next push to go on with; waits so long for what is under way."""
@@ -72,7 +78,8 @@ class Packing:
         """What stores for this attempt: that of the one before, as far as its packs may be named on top of `base`."""
         s, upload, state = self.s, self.upload, base.state
         moved = upload is not None and not upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
-        if upload is None or moved or not upload.counting(state.min_gen, state.epoch):
+        counts = upload is not None and not moved and upload.counting(state.min_gen, state.epoch)
+        if upload is None or not counts or not upload.has_bases(base.index):
             notes = self._notes = Notes(s.db, state.config, state.gen, state.epoch, s.runtime.clock)
             upload = self.upload = Upload(
                 s.transfer,
@@ -87,7 +94,9 @@ class Packing:
                 noted=notes.add,
                 look=self.look,
             )
-            packs, size = upload.resume(notes.load(base.index))
+            packs, size = upload.resume(
+                k for k in notes.load(base.index) if have_bases(base.index, deltas_in(k.record.tags))
+            )
             if packs:
                 text = f"{packs:,} {'pack' if packs == 1 else 'packs'} ({amount(size)})"
                 s.listener(Notice(f"going on with {text} stored before"))
@@ -101,8 +110,18 @@ class Packing:
             self.look()
             return known(object_id)
 
-        ingest = self.s.ingest(sink=upload.add, known=look_and_ask)
+        s = self.s
+        ingest = s.ingest(sink=upload.add, known=look_and_ask)
         ingest.chunks = self.chunks
+        ingest.changes = self._replaced = ReplacedChunks(
+            base.index,
+            upload,
+            look_and_ask,
+            bases_of(s),
+            s.db,
+            level=s.config.compression_level,
+            whole_bytes=s.config.whole_bytes,
+        )
         return ingest
 
     def complete(self, base: Agreed, here: Here, upload: Upload) -> None:
@@ -120,7 +139,7 @@ class Packing:
         ingest = self.ingest(base, upload)
         upload.expect(sum(entry.size for entry in unstored.values()), lambda: ingest.bytes_read)
         for path, entry in unstored.items():
-            if not is_stored(entry) and not reread(self.s.tree, path, entry, ingest):
+            if not is_stored(entry) and not reread(self.s.tree, path, entry, ingest, partial(here.before.get, path)):
                 seen.busy.append(path)
                 seen.put_rows.pop(path, None)
                 seen.tree.revert(path)
@@ -128,6 +147,8 @@ class Packing:
     def add_trees(self, base: Agreed, here: Here, upload: Upload, message: str, staged: bytes) -> tuple[bytes, bytes]:
         """Adds directories, what merges left behind, and the snapshot. -> the ids of the root and of the snapshot."""
         s, known, tree = self.s, known_in(base.index, upload), here.seen.tree
+        if self._replaced is not None:
+            self._replaced.end()
         if base.tree_root is None or base.state.era:  # after a new start what else is there is made sure of, too
             nodes = walk.build_nodes(tree.ascending(), s.ids)
         else:

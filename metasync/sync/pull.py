@@ -359,7 +359,8 @@ def _check_out(
                 checkout.stage_whole(path, text.data)
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
         nowhere = Nowhere(ours)
-        deliver(s, checkout, entries, _sources(s, plan.scan, entries.values()), contents, nowhere)
+        sources = _sources(s, plan.scan, entries.values())
+        deliver(s, checkout, entries, sources, contents, nowhere, old=tree)
         checkout.leave_out(nowhere.why)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device

@@ -26,6 +26,7 @@ from metasync.local.state_keys import STORED, StoredNote
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Runner
 from metasync.store.balance import Balance
+from metasync.store.deltas import have_bases
 from metasync.store.index import (
     Index,
     IndexSegment,
@@ -37,7 +38,7 @@ from metasync.store.index import (
     packed_ids,
     segments_of,
 )
-from metasync.store.pack_format import Delta
+from metasync.store.pack_format import Delta, deltas_in
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.transfer.copies import Stored, Transfer, record_of
 from metasync.transfer.estimates import Direction
@@ -179,6 +180,7 @@ class Upload:
         self._read_bytes: Callable[[], int] = lambda: 0
         self.at_hand: dict[bytes, bytes] = {}  # sealed packs that lack copies, as many as memory allows
         self._own = IdSet()
+        self._rows: set[Delta] = set()
         self._records: list[tuple[PackRecord, slice]] = []  # and where in `_objects` theirs are, packed
         self._objects = Spool()
         self._resumed: list[KeptPack] = []
@@ -206,6 +208,8 @@ class Upload:
         if object_id in self:
             return
         self._waiting_bytes += len(data)
+        if delta is not None:
+            self._rows.add(delta)
         if self.begin is not None:
             begin, self.begin = self.begin, None
             self._before = begin()
@@ -354,6 +358,11 @@ class Upload:
     def counting(self, min_generation: int, epoch: int) -> bool:
         """True when what it stored, and what it is going to, may be named by a state with this fence and epoch."""
         return self.generation >= min_generation and self.form.epoch == epoch
+
+    def has_bases(self, index: Index) -> bool:
+        """Whether all deltas that it took, or found stored, can be opened by this index."""
+        kept = (row for pack in self._resumed for row in deltas_in(pack.record.tags))
+        return have_bases(index, chain(self._rows, kept))
 
     def index_segments(self) -> Iterator[IndexSegment]:
         """The index segments of all packs sent so far: one as a rule, none when there are no packs."""

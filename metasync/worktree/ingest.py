@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from metasync.objects.chunker import Chunker
 from metasync.objects.file import encode_file
@@ -15,6 +15,22 @@ from metasync.worktree.scan import Content
 from metasync.worktree.tree import WorkTree
 
 Sink: TypeAlias = Callable[[ObjectKind, bytes, bytes], None]
+Was: TypeAlias = Callable[[], Entry | None]
+"""Gives the agreed entry at the path of a file that is read."""
+
+
+class Pieces(Protocol):
+    """Takes the chunks of one file in order, those that are known too, and then its nodes, if it has several chunks."""
+
+    def take(self, chunk_id: bytes, data: bytes) -> None: ...
+    def end(self, nodes: Sequence[tuple[bytes, bytes]]) -> None: ...
+
+
+class Changes(Protocol):
+    """Follows files whose former chunks may help to store the new ones. `of`: what takes the chunks of a file that has
+    so many bytes; None: the sink does."""
+
+    def of(self, was: Was, size: int) -> Pieces | None: ...
 
 
 class Ingest:
@@ -22,6 +38,7 @@ class Ingest:
 
     `sink` takes every blob and file object that is not `known`; without a sink, files are only hashed. `chunks`: file
     object -> its blobs, so that reuse can be checked against a newer base. `read`: reads on from a descriptor.
+    `changes`: takes the blobs instead, where the agreed file at that path may help to store them.
     """
 
     def __init__(
@@ -40,26 +57,28 @@ class Ingest:
         self._read = read
         self.bytes_read = 0
         self.chunks: dict[bytes, tuple[bytes, ...]] = {}
+        self.changes: Changes | None = None
 
-    def __call__(self, fd: int, st: os.stat_result) -> Content:
+    def __call__(self, fd: int, st: os.stat_result, was: Was = lambda: None) -> Content:
         """Reads from `fd` to its end. The caller compares stats before and after."""
-        return self.take(lambda n: self._read(fd, n), st.st_size)
+        return self.take(lambda n: self._read(fd, n), st.st_size, was)
 
     def of_bytes(self, data: bytes) -> Content:
         """Takes a file whose bytes are in memory."""
         return self.take(io.BytesIO(data).read, len(data))
 
-    def take(self, read: Callable[[int], bytes], size: int) -> Content:
+    def take(self, read: Callable[[int], bytes], size: int, was: Was = lambda: None) -> Content:
         """Reads to the end of a content that should have `size` bytes."""
+        pieces = self.changes.of(was, size) if self.changes is not None else None
         if size <= self._chunker.whole_bytes_max:
-            return self._one_chunk(read(size + 1))  # a byte more shows growth; the caller sees another size
+            return self._one_chunk(read(size + 1), pieces)  # a byte more shows growth; the caller sees another size
         hasher = self._ids.content()
         chunks: list[Chunk] = []
         for piece in self._chunker.cut(read, size):
             chunk_id = self._ids.blob(piece)
             hasher.update(piece)
             chunks.append(Chunk(chunk_id, len(piece)))
-            self._store(ObjectKind.BLOB, chunk_id, piece)
+            self._take(chunk_id, piece, pieces)
         total = sum(c.size for c in chunks)
         self.bytes_read += total
         if len(chunks) < 2:
@@ -68,26 +87,34 @@ class Ingest:
         nodes = encode_file(content, chunks, self._ids)
         for node_id, data in nodes:
             self._store(ObjectKind.FILE, node_id, data)
+        if pieces is not None:
+            pieces.end(nodes)
         self.chunks[nodes[-1][0]] = tuple(c.id for c in chunks)
         return Content(total, content, nodes[-1][0])
 
-    def _one_chunk(self, data: bytes) -> Content:
+    def _one_chunk(self, data: bytes, pieces: Pieces | None = None) -> Content:
         content = self._ids.blob(data)
         self.bytes_read += len(data)
         if data:
-            self._store(ObjectKind.BLOB, content, data)
+            self._take(content, data, pieces)
         return Content(len(data), content, b"")
+
+    def _take(self, chunk_id: bytes, data: bytes, pieces: Pieces | None) -> None:
+        if pieces is None:
+            self._store(ObjectKind.BLOB, chunk_id, data)
+        else:
+            pieces.take(chunk_id, data)
 
     def _store(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
         if self._sink is not None and not (self._known is not None and self._known(object_id)):
             self._sink(kind, object_id, data)
 
 
-def reread(tree: WorkTree, path: bytes, entry: Entry, ingest: Ingest) -> bool:
+def reread(tree: WorkTree, path: bytes, entry: Entry, ingest: Ingest, was: Was = lambda: None) -> bool:
     """Reads a file again to store it; False if it changed since the scan."""
     parent, name = split(path)
     try:
         with tree.disk.opened(name, READ_FLAGS, tree.dir(parent)) as fd:
-            return tuple(ingest(fd, tree.disk.fstat(fd))) == (entry.size, entry.content, entry.root)
+            return tuple(ingest(fd, tree.disk.fstat(fd), was)) == (entry.size, entry.content, entry.root)
     except OSError:
         return False

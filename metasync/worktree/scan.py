@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -58,8 +59,9 @@ class Content(NamedTuple):
     root: bytes
 
 
-Ingest: TypeAlias = Callable[[int, os.stat_result], Content]
-"""Reads a whole file from an open descriptor; may be called again for the same file; may raise OSError."""
+Ingest: TypeAlias = Callable[[int, os.stat_result, Callable[[], Entry | None]], Content]
+"""Reads a whole file from an open descriptor; gets a function that gives the base's entry there. May be called again
+for the same file; may raise OSError."""
 
 
 class Reading(Protocol):
@@ -237,7 +239,7 @@ class _Scanner:
                 st = self.disk.fstat(fd) if turn or seen is None else seen
                 if not stat_.S_ISREG(st.st_mode):
                     raise _Vanished
-                got = self.ingest(fd, st)
+                got = self.ingest(fd, st, partial(self.base.get, path))
                 after = self.disk.fstat(fd)
             except OSError:
                 if turn or seen is None:

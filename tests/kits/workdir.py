@@ -74,7 +74,7 @@ def contents(*trees: dict[bytes, Any]) -> dict[bytes, bytes]:
     return out
 
 
-def ingest(fd: int, st: os.stat_result) -> Content:
+def ingest(fd: int, st: os.stat_result, was: object = None) -> Content:
     data = b""
     while piece := os.read(fd, 1 << 20):
         data += piece

@@ -244,7 +244,7 @@ def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch
         write(work.root, {b"d/%d" % n: b"%d" % n for n in range(9)})
         reading, left = Reading(), [5]
 
-        def some(fd: int, st: Any) -> Any:
+        def some(fd: int, st: Any, _: object) -> Any:
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt

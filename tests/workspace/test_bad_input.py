@@ -1061,10 +1061,10 @@ def test_a_file_that_changes_while_it_is_read(lab: Lab, monkeypatch: pytest.Monk
             return real(self, path, *seen)
         ingest = self.ingest
 
-        def appending(fd: int, st: os.stat_result) -> Any:
+        def appending(fd: int, st: os.stat_result, was: Any) -> Any:
             nonlocal reads
             reads += 1
-            got = ingest(fd, st)
+            got = ingest(fd, st, was)
             with (w.directory / "busy.log").open("ab") as f:
                 f.write(b"more")
             return got

@@ -1,4 +1,4 @@
-"""Workspaces with chunks that are stored as deltas. Nothing here writes such packs yet but these tests."""
+"""Workspaces with chunks that are stored as deltas, each document as one of the version before."""
 
 from __future__ import annotations
 

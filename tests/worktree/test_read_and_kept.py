@@ -53,7 +53,7 @@ def agreed(work: Workspace, tree: dict[bytes, Any]) -> None:
 
 def test_a_file_of_which_less_was_read_than_it_has_is_busy(work: Workspace) -> None:
     write(work.root, {b"f": b"123"})
-    found = work.scan(ingest=lambda fd, st: Content(st.st_size - 1, digest(b"12"), b""))
+    found = work.scan(ingest=lambda fd, st, _: Content(st.st_size - 1, digest(b"12"), b""))
     assert (dict(found.tree), found.busy, found.files_read) == ({}, [b"f"], READS_MAX)
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_another_one_replaced_while_it_was_read_is_read_again(tmp_pa
         write(work.root, {b"f": b"before", b"next": b"after!"})
         disk.first = work.at(b"f").stat()
 
-        def replaced(fd: int, st: os.stat_result) -> Content:
+        def replaced(fd: int, st: os.stat_result, was: object = None) -> Content:
             if work.at(b"next").exists() and st.st_ino == work.at(b"f").stat().st_ino:
                 work.at(b"next").rename(work.at(b"f"))
             return ingest(fd, st)
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_read_is_tried_twice_and_told(work: Workspace) -> 
     write(work.root, {b"f": b"1"})
     tries = []
 
-    def failing(fd: int, st: os.stat_result) -> Content:
+    def failing(fd: int, st: os.stat_result, was: object = None) -> Content:
         tries.append(st)
         raise OSError(errno.EIO, "broken")
 

@@ -66,7 +66,7 @@ def agreed(work: Workspace, tree: dict[bytes, Any] = TREE) -> Scan:
     return found
 
 
-def never(fd: int, st: os.stat_result) -> Content:
+def never(fd: int, st: os.stat_result, was: object = None) -> Content:
     raise AssertionError("a clean file was read")
 
 
@@ -190,7 +190,7 @@ def test_a_file_that_changes_once_is_read_again(work: Workspace) -> None:
     write(work.root, {b"a": b"one", b"b": b"x"})
     calls = []
 
-    def change_once(fd: int, st: os.stat_result) -> Content:
+    def change_once(fd: int, st: os.stat_result, was: object = None) -> Content:
         got = ingest(fd, st)
         calls.append(got.content)
         if len(calls) == 1:
@@ -212,7 +212,7 @@ def test_a_busy_file_is_left_and_the_others_go_on(work: Workspace, known: bool) 
     write(work.root, {b"b": b"x"})
     reads = []
 
-    def always(fd: int, st: os.stat_result) -> Content:
+    def always(fd: int, st: os.stat_result, was: object = None) -> Content:
         got = ingest(fd, st)
         if got.content != digest(b"x"):
             reads.append(1)
@@ -235,7 +235,7 @@ def test_a_file_that_is_exchanged_while_it_is_read(work: Workspace, becomes: str
     work.at(b"c").write_bytes(b"saved")
     done = []
 
-    def exchange(fd: int, st: os.stat_result) -> Content:
+    def exchange(fd: int, st: os.stat_result, was: object = None) -> Content:
         got = ingest(fd, st)
         if got.content == digest(b"one!") and not done:
             done.append(1)

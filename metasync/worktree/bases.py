@@ -1,0 +1,151 @@
+"""Chunks of files as they were, kept on this device for deltas to be made of (docs/design/transfer.md).
+
+One file a chunk in `.metasync/bases`, under the chunk's id, compressed where that makes it smaller. Never the only copy
+of anything: a chunk is checked against its id before it is used, and one that is damaged, or was cut short by a crash,
+is removed. So nothing is synced. The least recently used go first, by their times.
+
+A chunk of a file that was never seen to change is on probation: it is kept while half the room is free, and goes before
+the others. Photographs that come and never change thus push nothing out that does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+from metasync.local.state import State
+from metasync.local.state_keys import BASES_KEY
+from metasync.objects.model import ID_BYTES, Ids
+from metasync.worktree.disk import CREATE_FLAGS, READ_FLAGS, Disk
+from metasync.worktree.tree import WorkTree
+
+DIR: Final = b"bases"
+MB_DEFAULT: Final = 2048
+CHUNK_BYTES_MAX: Final = 16 << 20
+LEVEL: Final = 1
+KEPT_SHARE: Final = 8  # an eighth of the room is freed at a time, so that not every push has to
+PLAIN, ZSTD = b"\0", b"\1"
+PROBATION_NS: Final = 1  # their time, beside which any other is late
+FREE_SHARE: Final = 16  # of the disk's free bytes, the cache takes no more than this part at a time
+
+
+@cache
+def _zstd() -> Any:
+    return import_module("zstandard")
+
+
+class BaseCache:
+    """The chunks kept in one folder, at most `most_bytes` on the disk; 0: none. Every failure of the disk is a chunk
+    that is not there. `keep` for one thread, the others for any."""
+
+    def __init__(self, tree: WorkTree, db: State, ids: Ids, most_bytes: int, wall_ns: Callable[[], int]) -> None:
+        self._tree = tree
+        self._disk: Disk = tree.disk
+        self._db = db
+        self._ids = ids
+        self.most_bytes = most_bytes
+        self._wall_ns = wall_ns
+        self._lock = threading.Lock()
+        self._dir = -1
+        self._bytes = 0
+
+    def __contains__(self, object_id: object) -> bool:
+        try:
+            return isinstance(object_id, bytes) and self._disk.look(_name(object_id), self._opened()) is not None
+        except OSError:
+            return False
+
+    def get(self, object_id: bytes) -> bytes | None:
+        """A chunk's bytes, which are those of its id; None: it is not here."""
+        name = _name(object_id)
+        try:
+            above = self._opened()
+            with self._disk.opened(name, READ_FLAGS, above) as fd:
+                stored = self._disk.read(fd, CHUNK_BYTES_MAX + 1, 0)
+            data = _unpacked(stored)
+            if data is None or self._ids.blob(data) != object_id:
+                self._disk.unlink(name, above)
+                return None
+            self._disk.utime(name, above, self._wall_ns())
+        except OSError:
+            return None
+        return data
+
+    def keep(self, object_id: bytes, data: bytes, *, changes: bool) -> None:
+        """Keeps a chunk, if it is not here and there is room. `changes`: of a file that was seen to change."""
+        if not 0 < len(data) <= CHUNK_BYTES_MAX or object_id in self:
+            return
+        if not changes and self._bytes + len(data) > self.most_bytes // 2:
+            return
+        stored = _packed(data)
+        if len(stored) > self.most_bytes // KEPT_SHARE:
+            return
+        try:
+            above = self._opened()
+            if len(stored) > self._disk.free_bytes(above) // FREE_SHARE:
+                return
+            with self._disk.opened(_name(object_id), CREATE_FLAGS, above) as fd:
+                self._disk.write(fd, stored)
+                self._disk.futime(fd, self._wall_ns() if changes else PROBATION_NS)
+        except OSError:
+            return
+        self._bytes += len(stored)
+        if self._bytes > self.most_bytes:
+            self.trim(self.most_bytes - self.most_bytes // KEPT_SHARE)
+
+    def note(self) -> None:
+        """Notes how full it is, for the next push."""
+        if self._dir >= 0:
+            self._db.update(BASES_KEY, self._bytes)
+
+    def trim(self, left_bytes: int) -> None:
+        """Removes what was used least recently, until it has so many bytes at most."""
+        try:
+            above = self._opened()
+            found = []
+            for name in self._disk.names(above):
+                if (st := self._disk.look(name, above)) is not None:
+                    found.append((st.st_mtime_ns, st.st_size, name))
+            self._bytes = sum(size for _, size, _ in found)
+            for _, size, name in sorted(found):
+                if self._bytes <= left_bytes:
+                    break
+                self._disk.unlink(name, above)
+                self._bytes -= size
+        except OSError:
+            return
+        finally:
+            self.note()
+
+    def _opened(self) -> int:
+        with self._lock:
+            if self._dir < 0:
+                self._dir = self._tree.state_dir(DIR)
+                self._bytes = self._db.get(BASES_KEY) or 0
+            return self._dir
+
+
+def _name(object_id: bytes) -> bytes:
+    return object_id[:ID_BYTES].hex().encode()
+
+
+def _packed(data: bytes) -> bytes:
+    shrunk: bytes = _zstd().ZstdCompressor(level=LEVEL).compress(data)
+    return ZSTD + shrunk if len(shrunk) < len(data) - len(data) // 8 else PLAIN + data
+
+
+def _unpacked(stored: bytes) -> bytes | None:
+    if stored[:1] == PLAIN:
+        return stored[1:]
+    if stored[:1] != ZSTD:
+        return None
+    try:
+        if not 0 < _zstd().frame_content_size(stored[1:]) <= CHUNK_BYTES_MAX:
+            return None
+        data: bytes = _zstd().ZstdDecompressor().decompress(stored[1:])
+    except _zstd().ZstdError:
+        return None
+    return data
