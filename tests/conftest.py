@@ -74,6 +74,22 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves cases of a test with the marker `few` to `make test-long`, before that asks for markers."""
+    cases: dict[tuple[object, int], list[pytest.Item]] = {}
+    for item in items:
+        few = item.get_closest_marker("few")
+        if few is not None and item.get_closest_marker("long") is None:
+            cases.setdefault((getattr(item, "function", item), few.args[0]), []).append(item)
+    for (_, count), all_of_it in cases.items():
+        step = max(1, len(all_of_it) / count)
+        proves = {int(n * step) for n in range(count)}
+        for at, item in enumerate(all_of_it):
+            if at not in proves:
+                item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(autouse=True)
 def _one_day(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Conflict copies have the date in their names: it is the same one for all tests, but where time is simulated."""

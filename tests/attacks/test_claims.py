@@ -55,6 +55,7 @@ def on_another_state(p: Place) -> bytes:
     return honest.sealed(honest.lie(p.ws.genesis), "b", OUT_OF_NOTHING, b"\1" * 32, Kind.PREPARE, honest.round(3))
 
 
+@pytest.mark.few(4)
 @SIZES
 @pytest.mark.parametrize(
     "proof", [made_up, its_own, a_strangers, of_another_place, of_another_version, on_another_state]

@@ -527,6 +527,7 @@ WRITES = 49  # of a restart with a revocation, before its first version
 AS_RULE = (5, 30, 44, 47)  # of them: new keys, objects of the new era, one of three records, tombstones that name it
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "n", [*AS_RULE, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, WRITES) if n not in AS_RULE)]
 )

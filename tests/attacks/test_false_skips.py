@@ -63,6 +63,7 @@ def test_a_false_skip_stops_no_later_version(n: int, f: int) -> None:
     passed_over(p, chain, "its skip names another state")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("forms", [None, BLOCKS])
 @pytest.mark.parametrize("v", [2, 3, 4, 6, 8, 12, 16])
 def test_a_skip_that_names_no_state_is_void(v: int, forms: dict[str, Form] | None) -> None:
@@ -103,6 +104,7 @@ def test_a_value_that_shows_no_way_or_too_much_is_void(v: int, forms: dict[str, 
     passed_over(p, chain, "does not carry the states")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("forms", [None, BLOCKS])
 @pytest.mark.parametrize("v", [4, 8, 16])
 def test_another_device_finishes_a_value_with_its_states(v: int, forms: dict[str, Form] | None) -> None:

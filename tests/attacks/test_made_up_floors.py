@@ -33,6 +33,7 @@ def floored(n: int, f: int) -> tuple[Place, State]:
     return p, y
 
 
+@pytest.mark.few(2)
 @SIZES
 @pytest.mark.parametrize("known", [0, 1, 2], ids=["from the genesis", "one behind", "at the newest"])
 def test_floors_and_hints_of_a_made_up_history_lead_nobody_astray(n: int, f: int, known: int) -> None:

@@ -113,6 +113,7 @@ def test_it_is_looked_into_once() -> None:
     assert quiet.take_void_values() == {}
 
 
+@pytest.mark.few(2)
 @SIZES
 @pytest.mark.parametrize("length", [2, 3, 5])
 def test_a_chain_that_one_device_made_up_and_voted_for_alone_stops_nobody(n: int, f: int, length: int) -> None:

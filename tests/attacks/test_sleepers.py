@@ -45,6 +45,7 @@ def wakes(p: Place, known: State, newest: State) -> Group:
     return sleeper
 
 
+@pytest.mark.few(4)
 @SIZES
 @pytest.mark.parametrize("on", ["", "a", "abc"])
 @pytest.mark.parametrize("length", [2, 9])

@@ -81,6 +81,7 @@ WAYS = (
 )  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_version_that_cannot_be_read_has_a_way_past_it(
     pair: tuple[Workspace, Workspace], lab: Lab, way: Callable[[Insider], int]

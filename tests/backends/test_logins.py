@@ -455,6 +455,7 @@ login.token()
 """
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("when", ["before it asks", "in its first write", "with the answer"])
 def test_a_process_that_is_killed_over_a_renewal_costs_no_login_or_it_is_told(standin: Standin, when: str) -> None:
     standin.linked(left_s=0.0)

@@ -309,6 +309,7 @@ def test_programs_that_are_not_there_are_named(work: Path, tmp_path: Path) -> No
     assert "none of cp, restic is installed" in result.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -221,6 +221,7 @@ SHORT_OLD = {p: s for p, s in OLD.items() if p in (b"edited", b"d", b"d/gone", b
 SHORT_NEW = {p: s for p, s in NEW.items() if p in (b"edited", b"file-to-dir", b"file-to-dir/in", b"link")}
 
 
+@pytest.mark.few(1)
 @few_and_many("stride", 2, 1)
 @pytest.mark.parametrize("renames", [True, False])
 @pytest.mark.parametrize("disk", [PlainFused, LinkingFused])

@@ -199,6 +199,7 @@ BUSY_NEW: dict[bytes, Any] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("what", ["save", "write", "same size and time", "delete"])
 @pytest.mark.parametrize("path", [b"edited", b"n", b"d/gone", b"mode"])
 def test_the_user_is_at_work_at_every_step(tmp_path: Path, what: str, path: bytes) -> None:

@@ -86,6 +86,7 @@ def checked_out(work: Workspace, checkout: Checkout, new: dict[bytes, Any]) -> N
     work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}), new)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("in_the_way", [False, True])
 def test_killed_at_every_step_with_something_in_its_place(tmp_path: Path, in_the_way: bool) -> None:
     for step in range(1, 500):

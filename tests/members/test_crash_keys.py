@@ -96,6 +96,7 @@ def goes_on(a: Path, b: Path, c: Path, urls: list[str]) -> None:
     run_pull(str(a))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", sorted(set(POINTS) - {"after_the_report"}))
 def test_a_revocation_that_dies_as_it_is_agreed(tmp_path: Path, point: str) -> None:
     a, b, c, urls = made(tmp_path)

@@ -479,6 +479,7 @@ def test_what_is_not_wanted_any_more_is_not_named(lab: Lab) -> None:
     assert w.check().packs <= 2, "the one with the small file may be among those kept"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["cut", "other config", "other epoch", "nonsense"])
 def test_what_was_kept_and_does_not_serve_is_stored_anew(lab: Lab, how: str) -> None:
     w, _ = stopped(lab)

@@ -193,6 +193,7 @@ DEATHS: Mapping[str, tuple[Any, str, bool]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("at", first(1, [2, 1, 4]))
 @pytest.mark.parametrize("death", DEATHS)
 def test_it_dies_and_goes_on(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch, death: str, at: int) -> None:
@@ -300,6 +301,7 @@ def test_files_that_are_here_before_are_merged(lab: Lab, parted: None, monkeypat
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("by", ["clone", "push", "pull"])
 def test_a_newer_version_comes_after_the_one_that_was_begun(
     lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch, by: str

@@ -112,6 +112,7 @@ def state_of(folder: Path) -> list[str]:
     return sorted(p.name for p in (folder / ".metasync").iterdir() if p.name in ("tmp", "left"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("parts", "whole"), [(1, True), (20, True), (65, True), (69, True), (40, False)])
 def test_an_interrupted_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch, parts: int, whole: bool) -> None:
     """`whole`: on a disk where directories come with all that is in them, or on another."""

@@ -425,6 +425,7 @@ def test_a_store_that_was_moved_is_linked_again(lab: Lab) -> None:
 PARTS = ["packs", "px", "keys", "meta", "const", "birth", "genesis", "devices"]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("part", "fault"),
     [
@@ -493,6 +494,7 @@ def damage(lab: Lab, name: str, how: str) -> None:
         one.unlink()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["flipped", "torn", "empty", "swapped", "longer", "missing"])
 def test_a_damaged_copy_is_named_and_another_serves(lab: Lab, how: str) -> None:
     w = started(lab, "a", "b")
@@ -603,6 +605,7 @@ def test_damaged_meta_objects_are_named(lab: Lab, part: str) -> None:
 # --- stores that were emptied, replaced, copied
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", ["root gone", "root made anew", "emptied", "a copy in its place", "another's"])
 @pytest.mark.parametrize("role", ["both", "storage"])
 def test_a_store_that_is_not_what_it_was_is_never_taken_for_an_empty_one(lab: Lab, how: str, role: str) -> None:
@@ -779,6 +782,7 @@ def newest_slot(lab: Lab, name: str, w: Workspace, push: bytes) -> tuple[Path, l
     return added[0], before
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "kind", ["garbage", "flipped", "another backend's", "an older version's", "another workspace's", "empty"]
 )

@@ -23,6 +23,7 @@ from metasync.testing.racy import RacingBackend
 from metasync.workspace import Workspace
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_devices_push_at_once(racing: Lab, devices: int) -> None:
     crew = crowd(racing, devices)

@@ -188,6 +188,7 @@ def finish_clone(place: Path, urls: list[str], device: str) -> None:
         assert w.status().problem == ""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_push_that_was_agreed_and_never_said_so(tmp_path: Path, point: str) -> None:
     urls, a, b = urls_in(tmp_path), tmp_path / "a", tmp_path / "b"
@@ -229,6 +230,7 @@ def test_a_push_that_was_agreed_and_never_said_so(tmp_path: Path, point: str) ->
     assert Child(run_push, str(a), "nothing").wait() == (None, None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", POINTS)
 def test_another_device_finishes_it(tmp_path: Path, point: str) -> None:
     """The dead device's push is met by another's; then its owner comes back with a pull."""

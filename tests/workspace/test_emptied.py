@@ -111,6 +111,7 @@ def said(act: Callable[[], Any]) -> tuple[int, str]:
         return e.exit_code, f"{e.message} {e.next_step}"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("which", "reopened"), [("bc", False), ("abc", True)])
 def test_too_few_stores_are_left(lab: Lab, how: str, which: str, reopened: bool) -> None:
@@ -150,6 +151,7 @@ def test_too_few_stores_are_left(lab: Lab, how: str, which: str, reopened: bool)
     goes_on(w, c)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("which", "reopened"), [("a", False), ("c", True)])
 def test_one_of_three_stores_is_emptied(lab: Lab, how: str, which: str, reopened: bool) -> None:

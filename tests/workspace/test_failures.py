@@ -52,6 +52,7 @@ def pushes(w: Workspace, name: str = "more") -> int:
 # The network.
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("where", ["all", "a", "b"])
 @pytest.mark.parametrize("fault", ["lost_reply", "lost_request", "late", "duplicate", "unreachable"])
 def test_what_happens_to_a_log_entry_on_its_way(lab: Lab, fault: Fault, where: str) -> None:
