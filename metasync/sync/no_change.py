@@ -70,7 +70,7 @@ def push(s: Session, look: Callable[[], State] | None) -> PushReport | Begun:
     if root is None or not _is_in(s, base):
         return Begun(look, None)
     s.listener(Phase("scan"))
-    walk = walk_index(s.tree, s.db, root)
+    walk = walk_index(s.tree, s.db, root, s.hints())
     if walk is None or not walk.is_quiet:
         return Begun(look, walk)
     if (agreement.ask_newest(s) if look is None else agreement.told(s, look)).hash != base.hash:

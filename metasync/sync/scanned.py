@@ -12,6 +12,7 @@ from metasync.merge.renames import may_be_renamed, renames
 from metasync.objects.model import Entry, Kind
 from metasync.reports.sync import Changes, PushReport, Renamed, Skipped
 from metasync.session.session import Agreed, Session
+from metasync.worktree.hints import ALL, Hints
 from metasync.worktree.ingest import Ingest
 from metasync.worktree.merge_walk import Walk, walk_folder, walk_index
 from metasync.worktree.names import unportable
@@ -81,9 +82,9 @@ class Here:
         return [p for p in self.differing if p in tree and p not in before] if before else tree.put.keys()
 
 
-def walk(s: Session, base: Agreed) -> Walk:
-    """A walk of the folder, beside the index alone if that is the agreed tree."""
-    return walk_index(s.tree, s.db, base.tree_root) or walk_folder(s.tree, s.db, s.flat(base))
+def walk(s: Session, base: Agreed, hints: Hints = ALL) -> Walk:
+    """A walk of the folder, beside the index alone if that is the agreed tree: then by `hints`."""
+    return walk_index(s.tree, s.db, base.tree_root, hints) or walk_folder(s.tree, s.db, s.flat(base))
 
 
 def scan_folder(s: Session, walked: Walk, ingest: Ingest, reading: Reading | None = None) -> Here:

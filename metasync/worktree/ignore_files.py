@@ -80,6 +80,10 @@ class RuleFiles:
 
         return Ruling({directory: parse(text) for directory, text in self.remembered.items()})
 
+    def has_changed(self, directory: bytes) -> bool:
+        """Whether a directory's rule file, which has been read, says something else than it did."""
+        return self.texts.get(directory) != self.remembered.get(directory)
+
     def ignores(self, path: bytes, is_dir: bool) -> bool:
         """Whether a path is ignored now. All rule files on the way to it must have been read."""
         return self._now.ignores(path, is_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat as stat_
 import struct
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -178,6 +179,36 @@ def pages(db: State) -> Iterator[list[tuple[bytes, bytes]]]:
     while page := db.packed_rows_after(last, PAGE_ROWS):
         yield page
         last = page[-1][0]
+
+
+class RowsFrom(Iterator[tuple[bytes, bytes]]):
+    """Yields packed rows but the root's by path, then `AFTER_ALL` for ever; may be sent ahead."""
+
+    def __init__(self, db: State) -> None:
+        self._db = db
+        self._page: list[tuple[bytes, bytes]] = []
+        self._at = 0
+        self._last = b""
+        self._most = 2
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if self._at == len(self._page):
+            self._page, self._at = self._db.packed_rows_after(self._last, self._most), 0
+            self._most = min(2 * self._most, PAGE_ROWS)
+            if not self._page:
+                return AFTER_ALL, b""
+            self._last = self._page[-1][0]
+        self._at += 1
+        return self._page[self._at - 1]
+
+    def seek(self, path: bytes) -> None:
+        """Goes on with the first row that is not before a path, which lies ahead."""
+        if self._page and self._page[-1][0] >= path:
+            self._at = bisect_left(self._page, (path,), self._at)
+            return
+        data = self._db.packed_row(path)
+        self._page, self._at = ([] if data is None else [(path, data)]), 0
+        self._last, self._most = path, 2
 
 
 def children(db: State, directory: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -9,6 +9,8 @@ If the rows are the agreed tree (`is_index_of`), nothing else is compared. If no
 a row with another entry than the agreed one gets a zero byte in front, and an agreed path without a row has that byte
 alone. Neither passes for clean.
 
+A walk by `hints` goes through the directories that they name, and on the way to them. It jumps over the rows of others.
+
 Rule files and spellings are filters on the names of a directory. Rules are asked about directories and about names that
 differ from their rows, so a folder with rules costs what one without costs.
 """
@@ -27,10 +29,12 @@ from metasync.local.state import State
 from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, Entry, Kind, split
 from metasync.worktree.case import respelled
+from metasync.worktree.hints import ALL, Hints, Route, Way
 from metasync.worktree.ignore_files import RuleFiles, load_texts
 from metasync.worktree.index import (
     AFTER_ALL,
     Row,
+    RowsFrom,
     is_packed_dir,
     is_packed_file,
     mode_now,
@@ -87,6 +91,7 @@ class Walk:
     ignored     ignored paths that are not in the agreed tree; of a directory the directory alone
     is_copy     the rows are of another folder: this one was copied with its `.metasync`, say
     renumbered  the rows' device, and its new number, if it has one
+    ways        how a walk by hints went through each directory that it came to
     """
 
     work: WorkTree
@@ -96,6 +101,7 @@ class Walk:
     is_settled: bool
     is_copy: bool
     renumbered: tuple[int, int] | None
+    ways: dict[bytes, Way] = field(default_factory=dict)
     put_rows: MutableMapping[bytes, Row] = field(default_factory=dict)
     rows: dict[bytes, bytes] = field(default_factory=dict)
     unread: Unread = field(default_factory=Unread)
@@ -125,9 +131,23 @@ class Walk:
         """The rule files, with the last known ones of directories that can't be looked into now."""
         out = dict(self.rules.texts)
         for directory, text in self.rules.remembered.items():
-            if directory not in self.listed and (directory in self.tree or self.is_blocked(directory)):
+            if directory not in self.listed and (
+                directory in self.tree or self.is_blocked(directory) or self.is_passed_by(directory)
+            ):
                 out.setdefault(directory, text)
         return out
+
+    def is_passed_by(self, directory: bytes) -> bool:
+        """Whether a walk by hints left a directory out that is as it was."""
+        if not self.ways:
+            return False
+        below, above = directory, split(directory)[0]
+        while above not in self.ways:
+            below, above = above, split(above)[0]
+        if self.ways[above] is not Way.NAMES:
+            return self.ways[above] is Way.THROUGH
+        was = self.base.get(below)
+        return was is not None and was.kind is Kind.DIR and below not in self.rows
 
     def is_blocked(self, path: bytes) -> bool:
         """Whether a path was not taken in, or lies in a directory that was not."""
@@ -155,9 +175,13 @@ def is_index_of(db: State, root: bytes | None) -> bool:
     return root is not None and db.get(TREE_KEY) == root
 
 
-def walk_index(work: WorkTree, db: State, root: bytes | None) -> Walk | None:
-    """Walks a folder whose rows are the agreed tree of this root; None: they are not. Stores nothing."""
-    return _Walker(work, db, None).run() if is_index_of(db, root) else None
+def walk_index(work: WorkTree, db: State, root: bytes | None, hints: Hints = ALL) -> Walk | None:
+    """Walks a folder whose rows are the agreed tree of this root; None: they are not. Stores nothing.
+
+    Complete `hints` give the tree that a walk of everything gives. What is not taken in is told of the directories that
+    were listed. Where a folder or its disk is another one, or names have twins, everything is walked nevertheless.
+    """
+    return _Walker(work, db, None, hints).run() if is_index_of(db, root) else None
 
 
 def walk_folder(work: WorkTree, db: State, base: Mapping[bytes, Entry]) -> Walk:
@@ -168,7 +192,7 @@ def walk_folder(work: WorkTree, db: State, base: Mapping[bytes, Entry]) -> Walk:
 class _Walker:
     """One walk. `path` and `data`: the next row, packed, or the next path of the agreed tree."""
 
-    def __init__(self, work: WorkTree, db: State, base: Mapping[bytes, Entry] | None) -> None:
+    def __init__(self, work: WorkTree, db: State, base: Mapping[bytes, Entry] | None, hints: Hints = ALL) -> None:
         work.forget()
         self.work = work
         top, st = db.packed_row(b""), work.root_stat
@@ -182,7 +206,10 @@ class _Walker:
         self.found = Walk(work, db, tree, rules, base is None, is_copy, renumbered)
         self.count = 0
         self.seen, self.tell_at = 0, LOOKED_EVERY
-        self.rows = self.known(db, base)
+        is_other = top is None or is_copy or renumbered is not None
+        self.route = None if hints.is_all or is_other or work.rules.has_twins else Route.of(hints)
+        self.sought = RowsFrom(db)  # the rows of a walk by hints
+        self.rows = self.known(db, base) if self.route is None else self.sought
         self.path, self.data = next(self.rows)
         if top is not None and renumbered is not None:
             top = on_device(top, *renumbered)
@@ -218,7 +245,7 @@ class _Walker:
 
     def run(self) -> Walk:
         found = self.found
-        stack = [self.opened(b"")]
+        stack = [self.opened(b"", self.way(None, b""))]
         while stack:
             here = stack[-1]
             try:
@@ -235,36 +262,63 @@ class _Walker:
                 found.unread.add(here.prefix, here.unread)
                 stack.pop()
                 continue
+            way = self.way(here, path)
+            if way is Way.PAST:
+                self.jump(path + b"0")
+                continue
             try:
-                stack.append(self.opened(path))
+                stack.append(self.opened(path, way))
             except OSError as e:
                 self.fail(path, e)
             except _Nested:
                 self.block(path)
                 found.skipped.append(Noted(path, "a workspace of its own"))
         found.ignored.sort()
-        if found.is_settled:
+        if found.is_settled and self.route is None:
             found.base.count = self.count
         return found
 
-    def opened(self, path: bytes) -> _Listed:
+    def way(self, above: _Listed | None, path: bytes) -> Way:
+        """How to go through a directory: one that is new, or another than its row says, is walked whole."""
+        if self.route is None or (above is not None and above.way is Way.WHOLE):
+            return Way.WHOLE
+        is_other = path in self.found.put_rows or path in self.found.rows
+        return Way.WHOLE if is_other else self.route.way(path)
+
+    def names(self, path: bytes, fd: int, way: Way) -> tuple[Way, list[bytes]]:
+        """The names to look at in a directory: all, if one to go on with is no directory any more."""
+        if way is Way.THROUGH and self.route is not None:
+            names = self.route.names(path)
+            stats = (self.work.disk.look(name, fd) for name in names)
+            if all(st is not None and stat_.S_ISDIR(st.st_mode) for st in stats):
+                return way, names
+            way = Way.NAMES
+        names = self.work.disk.names(fd)
+        names.sort()
+        return way, names
+
+    def opened(self, path: bytes, way: Way) -> _Listed:
         """Lists a directory, and reads its rule file."""
         work, found = self.work, self.found
         fd, device = work.dir_device(path)
-        names = work.disk.names(fd)
-        names.sort()
+        way, names = self.names(path, fd, way)
         self.seen += len(names)
         if self.seen >= self.tell_at:
             self.tell_at = self.seen + LOOKED_EVERY
             work.looked(self.seen)
-        if path and _has(names, STATE_NAME):
+        if path and (_has(names, STATE_NAME) or (way is Way.THROUGH and work.disk.look(STATE_NAME, fd) is not None)):
             raise _Nested
-        rules = found.rules.names(path, has_file=_has(names, IGNORE_NAME))
+        has_rules = _has(names, IGNORE_NAME) if way is not Way.THROUGH else path in found.rules.remembered
+        rules = found.rules.names(path, has_file=has_rules)
+        if way is not Way.WHOLE and found.rules.has_changed(path):
+            way, names = self.names(path, fd, Way.WHOLE)
         if work.rules.has_twins:
             names = respelled(work, found.db, found.base, path, names, fd)
         if path in found.rules.remembered:
             found.listed[path] = device
-        return _Listed(path, device, names, rules, found)
+        if self.route is not None:
+            found.ways[path] = way
+        return _Listed(path, device, names, rules, found, way)
 
     def go_on(self, here: _Listed) -> bytes | None:
         """Compares names until a directory is to be entered, which is returned; None at the end.
@@ -305,6 +359,9 @@ class _Walker:
 
     def skip(self, here: _Listed, end: bytes) -> None:
         """Passes by rows before `end` that no name met."""
+        if here.way is Way.THROUGH:
+            self.jump(end)
+            return
         at, found = len(here.prefix), self.found
         while self.path < end:
             path, data = self.path, self.data
@@ -314,6 +371,12 @@ class _Walker:
                 found.gone.append(path)
                 found.listed[here.path] = here.device
                 self.keep_row(path, data)
+
+    def jump(self, end: bytes) -> None:
+        """Passes by all rows before `end`, and reads none of them."""
+        if self.path < end:
+            self.sought.seek(end)
+            self.path, self.data = next(self.sought)
 
     def keep_row(self, path: bytes, data: bytes) -> bytes:
         """Takes the row out of a path's data, if there is one, and notes it as one that differs."""
@@ -341,6 +404,8 @@ class _Walker:
     def take(self, here: _Listed, path: bytes, name: bytes, st: os.stat_result, data: bytes) -> bool:
         """Takes in a name that is not the clean file of an agreed row. True: a directory, which is to be entered."""
         kind = st.st_mode & 0o170000
+        if here.way is Way.THROUGH and kind != _DIR:
+            return False  # it took the directory's place just now, of which another hint will tell
         if here.rules is not None and here.rules.ignores(name, kind == _DIR):
             self.leave(here, path, IGNORED, data)
         elif kind in (_REG, _LNK):
@@ -405,14 +470,17 @@ class _Nested(Exception):  # noqa: N818  a signal, not an error
 class _Listed:
     """A directory on the way: its names, and the directories to enter next (with a slash, the first one last)."""
 
-    __slots__ = ("at", "device", "dirs", "lengths", "names", "path", "prefix", "rules", "unread")
+    __slots__ = ("at", "device", "dirs", "lengths", "names", "path", "prefix", "rules", "unread", "way")
 
-    def __init__(self, path: bytes, device: int, names: list[bytes], rules: Names | None, found: Walk) -> None:
+    def __init__(
+        self, path: bytes, device: int, names: list[bytes], rules: Names | None, found: Walk, way: Way
+    ) -> None:
         self.path = path
         self.prefix = path + b"/" if path else b""
         self.device = device
         self.names = names
         self.rules = rules
+        self.way = way
         self.at = 0
         self.dirs: list[bytes] = []
         self.unread = UnreadHere()

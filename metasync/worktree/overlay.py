@@ -79,6 +79,13 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
         self.put.pop(path, None)
         self.gone.discard(path)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether its length is known without a look at every row."""
+        if self.count is not None or not isinstance(self.base, Tree | IndexEntries):
+            return True
+        return isinstance(self.base, Tree) and self.base.is_counted
+
     def hold(self, paths: Iterable[bytes]) -> None:
         """Keeps what the index says of these paths now: their rows may be written from now on."""
         if isinstance(self.base, IndexEntries):
@@ -88,7 +95,9 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
             self.gone.update(path for path in wanted if path not in rows)
 
     def __bool__(self) -> bool:
-        return self.count > 0 if self.count is not None else super().__bool__()
+        if self.count is not None:
+            return self.count > 0
+        return bool(self.put) or (super().__bool__() if self.gone else bool(self.base))
 
     def pairs(self) -> Iterator[tuple[bytes, Entry]]:
         put, gone = self.put, self.gone
@@ -137,7 +146,9 @@ def note_index_of(db: State, root: bytes, tree: Tree, differing: Iterable[bytes]
 
     `differing`: the only paths at which they may differ; None: any path.
     """
-    if db.packed_row(b"") is None or db.count_rows() != len(tree) + 1:
+    if db.packed_row(b"") is None:
+        return
+    if (differing is None or tree.is_counted) and db.count_rows() != len(tree) + 1:
         return
     if differing is None:
         rows = ((path, unpack_row(data).entry) for page in pages(db) for path, data in page)
