@@ -58,6 +58,7 @@ def forget(
         history = History(s)
         if history.problem is not None:
             raise history.problem
+        s.indexes.retained(history.newest.state)  # must be readable: a list is made from it
         had = _look(history, tops)
         state = None if dry_run else _agree(history, tops, had)
         if dry_run or state is not None:

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import Final, NamedTuple, TypedDict, Unpack
 
 from metasync.consensus import ZERO_HASH
-from metasync.errors import BackendError, DamagedError, NoQuorumError, UnreachableError, UsageError
+from metasync.errors import CANNOT_BE_READ, BackendError, DamagedError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.history.times import WAYS, span
 from metasync.keys.device_set import names_of
@@ -75,8 +75,13 @@ class History:
 
     @cached_property
     def retained(self) -> Retained:
-        """Which versions are no longer kept, and which have names."""
-        return self.s.indexes.retained(self.newest.state)
+        """Which versions are no longer kept, and which have names; where that cannot be read, what was said before."""
+        try:
+            return self.s.indexes.retained(self.newest.state)
+        except CANNOT_BE_READ as e:
+            from metasync.session import unreadable
+
+            return unreadable.older_list(self.s, self.newest.state, e)
 
     @cached_property
     def devices(self) -> dict[bytes, str]:

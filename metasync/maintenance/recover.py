@@ -28,6 +28,7 @@ from metasync.consensus.eras import find_record, is_withdrawn
 from metasync.consensus.new_era import Content, Held, answering, begin, end_era, seen_before, spread_record
 from metasync.consensus.new_era import held as look
 from metasync.errors import (
+    CANNOT_BE_READ,
     BackendError,
     DamagedError,
     MetaSyncError,
@@ -178,7 +179,11 @@ def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
         named = tuple(i._replace(ref=pack_index.Ref(*r)) for i, r in zip(items, refs, strict=True))
         return pack_index.encode_root(IndexRoot(named, agreed.root.tags))
 
-    retained = s.runtime.run(s.group.get_meta(state.retained))
+    notes, retained = [*new.notes], b""
+    try:
+        retained = s.runtime.run(s.group.get_meta(state.retained))
+    except CANNOT_BE_READ as e:
+        notes.append(f"Which versions are kept, and their names, cannot be read, and are forgotten: {e.message}.")
     keys = _new_keys(s, held, opened, new.config, w)
     devices = restarted_devices(opened, state, held.ended, new.config)
     if keys is not None:
@@ -201,7 +206,7 @@ def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
     s.listener(Phase("agree"))
     admin = opened.admin_private if keys is None else keys.made.admin_private
     record = _claimed(s, held, begun, devices, admin, keys)
-    report = _finish(s, w.before, new.notes, left=left, ended=w.ended)
+    report = _finish(s, w.before, notes, left=left, ended=w.ended)
     if keys is None:
         return report
     if record.first.keyring != sha256(keys.made.ring):  # another process was faster

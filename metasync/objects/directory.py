@@ -126,8 +126,8 @@ def is_inner(data: bytes) -> bool:
 def decode_node(data: bytes) -> DirNode:
     """Reads one node; raises `FormatError` on anything that `encode_dir` would not write, `UpgradeError` if newer."""
     r = Reader(data, "directory object")
-    fmt, level, count = r.u8(), r.u8(), r.u32()
-    check_format(fmt, "a directory")
+    check_format(r.u8(), "a directory")
+    level, count = r.u8(), r.u32()
     if level >= LEVELS_MAX:
         raise r.fail(f"level {level}")
     if level:

@@ -12,6 +12,7 @@ from metasync.objects.model import ID_BYTES, Chunk, Ids, ObjectKind
 
 FORMAT = 1
 _NODE = struct.Struct(">BBQ32sI")  # format, level, bytes covered, content hash (root only), count
+_AFTER_FORMAT = struct.Struct(">BQ32sI")
 _NO_CONTENT = bytes(ID_BYTES)
 
 
@@ -55,8 +56,8 @@ def encode_file(content: bytes, chunks: Sequence[Chunk], ids: Ids) -> list[tuple
 def decode_node(data: bytes) -> FileNode:
     """Reads one node; `FormatError` on anything that `encode_file` would not write, `UpgradeError` if newer."""
     r = Reader(data, "file object")
-    fmt, level, size, content, count = _NODE.unpack(r.take(_NODE.size))
-    check_format(fmt, "a file object")
+    check_format(r.u8(), "a file object")
+    level, size, content, count = _AFTER_FORMAT.unpack(r.take(_AFTER_FORMAT.size))
     if level >= LEVELS_MAX:
         raise r.fail(f"level {level}")
     parts = tuple(Chunk(r.take(ID_BYTES), r.u64()) for _ in range(r.count(count, ID_BYTES + 8)))

@@ -232,7 +232,7 @@ class Session:
     def indexes(self) -> AgreedIndexes:
         from metasync.session.write_index import AgreedIndexes
 
-        return AgreedIndexes(self.db, self.runtime, self.group)
+        return AgreedIndexes(self.db, self.runtime, self.group, self)
 
     # --- agreed states
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.checkout.room import is_too_large
-from metasync.consensus import NOTHING, ZERO_HASH, State
-from metasync.errors import CANNOT_BE_READ, DamagedError, MetaSyncError, UnreadableError, UpgradeError
+from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
+from metasync.errors import (
+    CANNOT_BE_READ,
+    DamagedError,
+    MetaSyncError,
+    NoQuorumError,
+    UnreadableError,
+    UpgradeError,
+)
 from metasync.events import Notice
 from metasync.keys.device_set import names_of
 from metasync.local.memory import room_for_tree
@@ -16,6 +23,7 @@ from metasync.objects import walk, walk_large
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
 from metasync.reports.sync import path_str
 from metasync.session import agreement
+from metasync.store.retained import Retained
 from metasync.transfer.contents import Contents
 
 if TYPE_CHECKING:
@@ -25,22 +33,30 @@ NAMED_MAX: Final = 10  # lost directories
 OPENED_MAX: Final = 100_000  # directories that are gone through for them: seconds
 LOOK_S: Final = 5.0  # for who wrote a version
 LOOK_BACK_MAX: Final = 64  # versions that are looked at for the one that brought what cannot be read
+NO_TREE: Final = (ZERO_HASH, NOTHING)
 STATES_MAX: Final = 4096  # that are gone through: more versions than a workspace agrees while nobody can pull
 
 
-def brought(s: Session, newest: State) -> Iterator[State]:
+def brought(
+    s: Session, newest: State, of: Callable[[State], object] = lambda state: (state.master, state.index)
+) -> Iterator[State]:
     """The states that brought a new snapshot, or another index of one, newest first, by the chain of states.
 
-    A snapshot may lie about it.
+    A snapshot may lie about it. `of`: what they brought, in place of these two.
     """
     here, left = newest, STATES_MAX
-    while here.v and (here.master, here.index) != (ZERO_HASH, NOTHING) and left:
+    while here.v and of(here) not in (NO_TREE, NOTHING) and left:
         before = here
-        while before.v and (before.master, before.index) == (here.master, here.index) and left:
+        while before.v and of(before) == of(here) and left:
             first, left = before, left - 1
             before = s.runtime.run(s.group.state_at(newest, first.v - 1))
         yield first
         here = before
+
+
+def list_of(state: State) -> Ref:
+    """The list of what is kept that a state names."""
+    return state.retained
 
 
 def snapshot_of(contents: Contents, state: State) -> Snapshot:
@@ -100,7 +116,8 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
             if state.v <= floor or state.master == ZERO_HASH or steps >= LOOK_BACK_MAX:
                 break
             try:
-                read_through(s, contents, base.tree_root, snapshot_of(contents, state).root, lost=lost)
+                own = _by_its_own(s, state, target, contents)
+                read_through(s, own, base.tree_root, snapshot_of(own, state).root, lost=lost)
             except CANNOT_BE_READ:
                 found = state
             else:
@@ -108,6 +125,19 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
     if found is None:
         return error
     return told(s, found, error, _directories(contents, base, target) if lost else "")
+
+
+def _by_its_own(s: Session, state: State, target: Agreed, contents: Contents) -> Contents:
+    """Reads a state through its own index: a later version may have taken out of the index what this one needs.
+
+    `contents` of the newest, where its own is gone.
+    """
+    if state.index == target.state.index:
+        return contents
+    try:
+        return s._reader(state, s.indexes.of_state(state)[1])
+    except (*CANNOT_BE_READ, NoQuorumError):
+        return contents
 
 
 def _directories(contents: Contents, base: Agreed, target: Agreed) -> str:
@@ -149,6 +179,26 @@ def of_state(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
                 break
             first = before
     return told(s, first, error)
+
+
+def of_list(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
+    """The same, for a state whose list of what is kept cannot be read."""
+    first = state
+    with contextlib.suppress(MetaSyncError):
+        first = next(brought(s, state, list_of), state)
+    return told(s, first, error)
+
+
+def older_list(s: Session, state: State, error: MetaSyncError) -> Retained:
+    """The newest list of what is kept that can be read, for who only reads: where that of `state` cannot be."""
+    found = Retained()
+    with contextlib.suppress(MetaSyncError):
+        for earlier in brought(s, state, list_of):
+            with contextlib.suppress(*CANNOT_BE_READ):
+                found = s.indexes.list_named(earlier.retained)
+                break
+    s.listener(Notice(f"{error.message}; shown by the list of what is kept before it", warning=True))
+    return found
 
 
 def check_cut(s: Session, state: State, error: MetaSyncError) -> None:

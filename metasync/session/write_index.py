@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -26,21 +26,24 @@ if TYPE_CHECKING:
     from metasync.consensus import Group
     from metasync.local.state import LocalDb
     from metasync.runtime.tasks import Runtime
+    from metasync.session.session import Session
     from metasync.store.retained import Retained
 
 HELD_BYTES_MAX: Final = 64 << 20  # of open segments in memory: those of 1,000,000 files; more lie in temporary files
 HELD_BYTES_LEAST: Final = 1 << 20  # what is smaller is worth no file: a tier has few such segments
 INLINE_BYTES_MAX: Final = 1024  # a segment of a small push: it stands in the root, and needs no object of its own
+NONE: Final[Mapping[bytes, Ref]] = {}
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 
 
 class AgreedIndexes:
     """Reads and writes pack indexes for one session. A segment is decoded once."""
 
-    def __init__(self, db: LocalDb, runtime: Runtime, group: Group) -> None:
+    def __init__(self, db: LocalDb, runtime: Runtime, group: Group, session: Session) -> None:
         self._db = db
         self._runtime = runtime
         self._group = group
+        self._session = session
         self._segments: dict[bytes, IndexSegment] = {}
         self._held_bytes = 0
 
@@ -48,10 +51,7 @@ class AgreedIndexes:
 
     def of_state(self, state: State) -> tuple[IndexRoot, Index]:
         """The index that a decided state names."""
-        if state.index.hash == ZERO_HASH:
-            return IndexRoot(), Index()
-        root = pack_index.decode_root(self._root(state))
-        return root, self._of_root(root)
+        return self._named(state.index, state)
 
     def of_state_or_newer(self, state: State, newest: Callable[[], State]) -> tuple[IndexRoot, Index]:
         """The same, and the newest index where that one is gone: a collector deletes what nothing names any more.
@@ -71,21 +71,18 @@ class AgreedIndexes:
 
     def opened(self, ref: Ref) -> tuple[IndexRoot, Index]:
         """The index of this name, with its root."""
-        root = pack_index.decode_root(self._fetched([ref])[0])
-        return root, self._of_root(root)
+        return self._named(ref)
 
     def names_of(self, ref: Ref) -> set[Ref]:
         """The records that an index consists of: its root, and the segments that have records of their own."""
         if ref.hash == ZERO_HASH:
             return set()
-        root = pack_index.decode_root(self._fetched([ref])[0])
+        root = pack_index.decode_root(self._db.get_object(ref.hash) or self._brought({ref.hash: ref})[ref.hash])
         return {ref, *(Ref(*item.ref) for item in root.apart)}
 
     def of(self, ref: Ref) -> Index:
         """The index of this name."""
-        if ref.hash == ZERO_HASH:
-            return Index()
-        return self._of_root(pack_index.decode_root(self._fetched([ref])[0]))
+        return self._named(ref)[1]
 
     def at_hand(self, ref: Ref) -> Index | None:
         """The index of this name, if the local cache holds all of it. Asks nobody."""
@@ -98,32 +95,54 @@ class AgreedIndexes:
         return Index(tuple(self._segment(i) for i in root.items))
 
     def retained(self, state: State) -> Retained:
-        """Which versions are dropped, as a decided state says."""
+        """Which versions are dropped, as a decided state says. One of `CANNOT_BE_READ`, with the version that brought
+        the list and who wrote it."""
+        try:
+            return self.list_named(state.retained)
+        except CANNOT_BE_READ as e:
+            from metasync.session import unreadable
+
+            raise unreadable.of_list(self._session, state, e) from e
+
+    def list_named(self, ref: Ref) -> Retained:
+        """The list of what is kept that has this name."""
         from metasync.store.retained import Retained, decode_retained
 
-        if state.retained.hash == ZERO_HASH:
-            return Retained()
-        return decode_retained(self._fetched([state.retained])[0])
+        return Retained() if ref.hash == ZERO_HASH else decode_retained(self._fetched([ref])[0])
 
-    def _root(self, state: State) -> bytes:
-        """Fetches a state's index root, and the segments that it is said to add."""
-        root, added = self._db.get_object(state.index.hash), self._group.added(state)
-        known = self._db.get_objects([ref.hash for ref in added])
-        tasks = {state.index.hash: self._group.get_meta(state.index)} if root is None else {}
-        tasks.update((ref.hash, _if_there(self._group.get_meta(ref))) for ref in added if ref.hash not in known)
-        got = self._got(tasks)
-        return root if root is not None else got[state.index.hash]
+    def _named(self, ref: Ref, of: State | None = None) -> tuple[IndexRoot, Index]:
+        """Reads an index by its name. One that comes from the backends is opened whole before its root is cached: so no
+        folder comes to be at a version whose index cannot be read.
 
-    def _of_root(self, root: IndexRoot) -> Index:
-        """Makes the index of this root. Segments that are cached are opened when the index is first asked.
+        `of`: a state that names it, and may say which segments it added.
+        """
+        if ref.hash == ZERO_HASH:
+            return IndexRoot(), Index()
+        data = self._db.get_object(ref.hash)
+        added = self._group.added(of) if of is not None else ()
+        known = self._db.get_objects([r.hash for r in added])
+        wanted = {r.hash: r for r in added if r.hash not in known}
+        if data is not None:
+            self._got({digest: _if_there(self._group.get_meta(r)) for digest, r in wanted.items()})
+            root = pack_index.decode_root(data)
+            return root, self._of_root(root)
+        data = self._brought({ref.hash: ref}, wanted)[ref.hash]
+        root = pack_index.decode_root(data)
+        index = self._of_root(root, whole=True)
+        self._db.put_objects([(ref.hash, META_KIND, data)])
+        return root, index
+
+    def _of_root(self, root: IndexRoot, *, whole: bool = False) -> Index:
+        """Makes the index of this root. Segments that are cached are opened when the index is first asked, or at once.
 
         One at a time: of a million objects they have forty megabytes before they are opened.
         """
         missing = self._missing(root)
         for some in _in_parts(i for i in root.items if i.ref.hash in missing):
             self._fetched([Ref(*i.ref) for i in some])
-        opened = [self._segment(i) for i in root.items] if missing else []
-        return Index(opened if missing else lambda: [self._segment(i) for i in root.items])
+        if not (missing or whole):
+            return Index(lambda: [self._segment(i) for i in root.items])
+        return Index([self._segment(i) for i in root.items])
 
     def _missing(self, root: IndexRoot) -> Collection[bytes]:
         """The segments of an index that the local cache lacks, by hash."""
@@ -155,12 +174,24 @@ class AgreedIndexes:
 
     def _got(self, tasks: dict[bytes, Task]) -> dict[bytes, bytes]:
         """Runs these tasks, caches what they bring, and returns it by hash. Tasks that bring nothing are left out."""
+        found = self._run(tasks)
+        self._db.put_objects((digest, META_KIND, data) for digest, data in found.items())
+        return found
+
+    def _brought(self, roots: dict[bytes, Ref], beside: Mapping[bytes, Ref] = NONE) -> dict[bytes, bytes]:
+        """Reads roots from the backends, which are not cached; and what may be had beside them, which is."""
+        found = self._run(
+            {digest: self._group.get_meta(ref) for digest, ref in roots.items()}
+            | {digest: _if_there(self._group.get_meta(ref)) for digest, ref in beside.items()}
+        )
+        self._db.put_objects((digest, META_KIND, data) for digest, data in found.items() if digest not in roots)
+        return found
+
+    def _run(self, tasks: dict[bytes, Task]) -> dict[bytes, bytes]:
         if not tasks:
             return {}
         got = self._runtime.run(together({digest.hex(): task for digest, task in tasks.items()}))
-        found = {bytes.fromhex(digest): data for digest, data in got.items() if data is not None}
-        self._db.put_objects((digest, META_KIND, data) for digest, data in found.items())
-        return found
+        return {bytes.fromhex(digest): data for digest, data in got.items() if data is not None}
 
     # --- writing
 

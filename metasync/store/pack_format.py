@@ -101,10 +101,10 @@ def encode_header(h: Header) -> bytes:
 
 def decode_header(data: bytes) -> Header:
     """Reads the first bytes of a pack; `FormatError`, or `UpgradeError` if newer."""
+    check_format(data[0] if data else 0, "a pack")
     if len(data) < HEADER_BYTES:
         raise FormatError("pack: cut short")
-    fmt, chain, epoch, random = _HEADER.unpack_from(data)
-    check_format(fmt, "a pack")
+    _, chain, epoch, random = _HEADER.unpack_from(data)
     return Header(chain, epoch, random)
 
 

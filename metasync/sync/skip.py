@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.codec import u64
-from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, State
+from metasync.consensus import JOURNAL_KEY, NOTHING, ZERO_HASH, Change, Ref, State
 from metasync.errors import CANNOT_BE_READ, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.keys.policy import Skip
@@ -40,12 +40,21 @@ class _Found(NamedTuple):
     tree   the root of that tree
     above  the newest state, with the index of `good`. What the index of a bad one names may be lost, or lies in no pack
            that ever was: what devices have of it is stored anew with their next push
+    lists  the states that brought a list of what is kept that cannot be read, newest first
+    kept   the last list before them
     """
 
     above: Agreed
     bad: tuple[State, ...]
     good: State | None
     tree: bytes | None
+    lists: tuple[State, ...] = ()
+    kept: Ref | None = None
+
+    @property
+    def states(self) -> list[State]:
+        """All that is passed over, the oldest first."""
+        return sorted({state.v: state for state in (*self.bad, *self.lists)}.values(), key=lambda state: state.v)
 
 
 def skip(s: Session, version: int, passphrase: str, *, dry_run: bool = False) -> SkipReport:
@@ -66,7 +75,7 @@ def skip(s: Session, version: int, passphrase: str, *, dry_run: bool = False) ->
             opened = open_admin_key(s, state, passphrase)
         if dry_run:
             return _report(s, found, None, version)
-        decided, mine = _commit(s, found, opened)
+        decided, mine = _commit(s, found, opened) if found.bad else _agree(s, state, _kept(s, found))
         if mine:
             return _report(s, found, decided.v, version)
         state = decided
@@ -74,12 +83,13 @@ def skip(s: Session, version: int, passphrase: str, *, dry_run: bool = False) ->
 
 
 def _report(s: Session, found: _Found, made: int | None, version: int) -> SkipReport:
+    good = found.good if found.bad else found.above.state
     return SkipReport(
         version=made,
         named=version,
-        skipped=tuple(sorted(state.v for state in found.bad)),
-        devices=tuple(sorted({unreadable.author(s, state) for state in found.bad})),
-        good=found.bad[-1].v - 1 if found.good is not None else None,
+        skipped=tuple(state.v for state in found.states),
+        devices=tuple(sorted({unreadable.author(s, state) for state in found.states})),
+        good=(found.bad[-1].v - 1 if found.bad else good.v) if good is not None else None,
         down=dict(s.down),
     )
 
@@ -93,6 +103,20 @@ def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Foun
     What a backend that is away may still hold is not given up: its error is raised as it is.
     """
     s.listener(Phase("scan"))
+    found = _lists(s, newest, _tree(s, newest, fetched))
+    if not found.states:
+        _refuse(s, newest, version)
+    first = found.states[0].v
+    if version < first:
+        raise UsageError(
+            f"version {version} is in nobody's way: what cannot be read begins with version {first}",
+            next_step=f"To pass over that and what is newer: metasync skip {first}",
+        )
+    return found
+
+
+def _tree(s: Session, newest: State, fetched: set[bytes]) -> _Found:
+    """The states whose tree or index cannot be read, down to the first one where both can be."""
     held = _held(s)
     floor = held.state.v if held is not None and held.state.era == newest.era else 0
     above = _bare(s, newest, IndexRoot(), Index())
@@ -105,6 +129,7 @@ def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Foun
             break
         try:
             indexed = _bare(s, newest, *s.indexes.of_state(state))
+            _open(indexed)
             if state.master == ZERO_HASH:  # nothing was pushed so far
                 above = indexed
                 break
@@ -117,20 +142,34 @@ def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Foun
             continue
         good, tree, above = state, snapshot.root, indexed
         break
-    if not bad:
-        _refuse(s, newest, version)
-    if version < bad[-1].v:
-        raise UsageError(
-            f"version {version} is in nobody's way: what cannot be read begins with version {bad[-1].v}",
-            next_step=f"To pass over that and what is newer: metasync skip {bad[-1].v}",
-        )
     return _Found(above, tuple(bad), good, tree)
+
+
+def _lists(s: Session, newest: State, found: _Found) -> _Found:
+    """The same, with the states whose list of what is kept cannot be read, and the last list before them."""
+    bad: list[State] = []
+    kept = NOTHING
+    for state in unreadable.brought(s, newest, unreadable.list_of):
+        try:
+            s.indexes.list_named(state.retained)
+        except CANNOT_BE_READ:
+            bad.append(state)
+        else:
+            kept = state.retained
+            break
+    return found._replace(lists=tuple(bad), kept=kept if bad else None)
+
+
+def _open(agreed: Agreed) -> None:
+    """Reads all of an index: a folder that came to be at a version may have read none of it."""
+    _ = agreed.index.segments
 
 
 def _held(s: Session) -> Agreed | None:
     """What the folder is at, if its tree can be read: no contents are asked for that it has."""
     try:
         base = s.base()
+        _open(base)
     except CANNOT_BE_READ:
         return None
     return base if base.snapshot is not None else None
@@ -180,8 +219,18 @@ def _commit(s: Session, found: _Found, opened: Opened) -> tuple[State, bool]:
         devices = changed_devices(s, state, skipping) or s.put_const(state, skipping.encode())
         upload.finish()
         refs = stored()
+    change = _kept(s, found)
+    change = replace(change, master=master, index=refs[-1], devices=devices, adding=tuple(refs[:-1]))
+    return _agree(s, state, change)
+
+
+def _kept(s: Session, found: _Found) -> Change:
+    """The list of what is kept that counts again. One is no part of a skip: any device may propose another."""
+    return Change(s.entropy(OP_ID_BYTES), retained=found.kept)
+
+
+def _agree(s: Session, state: State, change: Change) -> tuple[State, bool]:
     s.listener(Phase("agree"))
-    change = Change(s.entropy(OP_ID_BYTES), master=master, index=refs[-1], devices=devices, adding=tuple(refs[:-1]))
     decided = agreement.propose(s, state, change)
     if decided.mine:
         with agreement.telling(s, state, decided.state):

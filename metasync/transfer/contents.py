@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Container, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from metasync.errors import DamagedError, FormatError, MetaSyncError
+from metasync.codec import UPGRADE
+from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError
 from metasync.objects.directory import Needs
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Runner, Urgency
@@ -252,8 +253,9 @@ class Contents:
             self.along[located.id] = bytes(data)
 
     def places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
-        """Where an object may be read, in packs that are not `lost`."""
+        """Where an object may be read, in packs that are not `lost`. What is stored in a later way is none of them."""
         places = [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]
+        places = [p for p in places if p[1].encoding <= DELTA]
         if self._bad:
             places = [p for p in places if (p[0].generation, p[0].name, object_id) not in self._bad]
         return places
@@ -270,8 +272,10 @@ class Contents:
         """Notes that a delta does not give what its id says: it is not read again."""
         self._bad.add((record.generation, record.name, object_id))
 
-    def unreadable(self, object_id: bytes) -> DamagedError:
+    def unreadable(self, object_id: bytes) -> MetaSyncError:
         """Why an object cannot be had though no backend was asked for it."""
+        if any(located.encoding > DELTA for _, located in self.index.find(object_id)):
+            return UpgradeError(f"object {object_id.hex()[:16]} is stored in a newer way", next_step=UPGRADE)
         if not self._bad or object_id not in self.index:
             return _in_no_pack(object_id)
         error = DamagedError(

@@ -29,6 +29,7 @@ NO_SECRETS = {  # which a name makes look like one
     ("Persist", "key"): "the name under which a value is stored",
     ("Recall", "key"): "the same",
     ("_Run", "key"): "the name of a task",
+    ("Problem", "key"): "by what a problem is told once",
     ("RotationReport", "new_passphrase"): "whether there is one",
     ("Provider", "token"): "the address of a token endpoint",
     ("Recipient", "key"): "a public key, or the id of one",

@@ -6,15 +6,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import zstandard
 from attack_kit import NO_BLOB, Insider, insider, named
 from test_policy import propose, unsigned
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
+from metasync.codec import u32, u64
 from metasync.consensus import JOURNAL_KEY, Change, Ref
 from metasync.errors import MetaSyncError, NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
+from metasync.events import Notice
+from metasync.keys.derive import sha256
 from metasync.keys.policy import Skip
 from metasync.objects.model import Kind, ObjectKind, decode_snapshot
 from metasync.session import agreement
+from metasync.store import index as pack_index
+from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root, encode_segment, make_segment
+from metasync.store.retention import parse as parse_policy
 from metasync.sync import first_checkout
 from metasync.sync import skip as skipping
 from metasync.workspace import Workspace
@@ -68,16 +75,76 @@ def _missing_index(m: Insider) -> int:
 
 def _index_alone(m: Insider) -> int:
     """The snapshot stays as it was, and the index is nowhere."""
-    lost = Change(m.s.entropy(16), index=Ref(m.base.state.index.generation, b"\x77" * 32))
-    decided = agreement.propose(m.s, m.base.state, lost)
+    return _change(m, index=Ref(m.base.state.index.generation, b"\x77" * 32))
+
+
+def _put(m: Insider, data: bytes) -> Ref:
+    """Stores a meta object of these bytes."""
+    refs, _ = m.s.runtime.run(m.s.group.put_index(m.base.state, (), lambda _: data, generation=m.base.state.gen))
+    return Ref(*refs[-1])
+
+
+def _change(m: Insider, **changes: Any) -> int:
+    """Has a version agreed that differs from the one before in these fields alone."""
+    decided = agreement.propose(m.s, m.base.state, Change(m.s.entropy(16), **changes))
     m.s.db.set(JOURNAL_KEY, None)
     assert decided.mine
     return decided.state.v
 
 
+def _with_segment(m: Insider, data: bytes, *, apart: bool = False) -> int:
+    """The index as it was, and one more segment: in the root, or an object of its own. The snapshot stays."""
+    name = _put(m, data) if apart else Ref(m.base.state.gen, sha256(data))
+    tags = () if apart else ((INLINE_TAG, data),)
+    item = RootItem(pack_index.Ref(*name), len(data), 1, 1, tags)
+    return _change(m, index=_put(m, encode_root(IndexRoot((*m.base.root.items, item)))))
+
+
+def _segment(*parts: bytes) -> bytes:
+    return b"\1" + zstandard.ZstdCompressor().compress(b"".join(parts))
+
+
+ONE = u32(1)
+NONE = u32(0)
+PLACE = u64(0) + b"\x11" * 32 + u64(1000) + b"\1\0\0\0\1" + b"\x22" * 33  # of a pack: generation, name, size, header
+PIECE = ONE + u32(100) + u32(100) + b"\x33" * 32 + b"\0"  # its one segment, and no tags
+PACK = PLACE + b"\0\1\1" + PIECE
+
+
+def _shards(m: Insider) -> int:
+    return _with_segment(m, _segment(ONE, PLACE, b"\1\2\3", PIECE, NONE, NONE, b"\0"))
+
+
+def _newer_segment(m: Insider) -> int:
+    return _with_segment(m, b"\2" + _segment(NONE, NONE, NONE, b"\0")[1:])
+
+
+def _garbage_segment(m: Insider) -> int:
+    return _with_segment(m, b"\1garbage", apart=True)
+
+
+def _object_of_a_later_kind(m: Insider) -> int:
+    return _with_segment(m, _segment(ONE, PACK, ONE, b"\x44" * 32, b"\x09", NONE * 3, u32(10), NONE, b"\0"), apart=True)
+
+
+def _one_pack_in_two_ways(m: Insider) -> int:
+    record = min(record for segment in m.base.segments for record, _ in segment)
+    other = record._replace(size=record.size + 1)
+    return _with_segment(m, encode_segment(make_segment([(other, ())])))
+
+
+def _garbage_root(m: Insider) -> int:
+    return _change(m, index=_put(m, b"\1\0\0\0\7"))
+
+
+def _newer_root(m: Insider) -> int:
+    return _change(m, index=_put(m, b"\2"))
+
+
 WAYS = (
     _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _wrong_size,
-    _newer_format,
+    _newer_format, _shards, _newer_segment, _garbage_segment, _object_of_a_later_kind, _one_pack_in_two_ways,
+    _garbage_root, _newer_root,
 )  # fmt: skip
 
 
@@ -115,6 +182,76 @@ def test_one_version_that_cannot_be_read_has_a_way_past_it(
         victim.skip(bad, PASSPHRASE)
 
 
+NOWHERE = Ref(0, b"\x77" * 32)
+LISTS: dict[str, Callable[[Insider], Ref]] = {
+    "nowhere": lambda _: NOWHERE,
+    "garbage": lambda m: _put(m, b"\1garbage"),
+    "newer": lambda m: _put(m, b"\2" + bytes(20)),
+}
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_a_list_of_what_is_kept_that_cannot_be_read_stops_nobody_for_good(
+    pair: tuple[Workspace, Workspace], lab: Lab, what: str
+) -> None:
+    """A version names a list that nobody can read. Pushes and pulls go on, old versions are shown by the list before;
+    who would drop versions by it, or name one, is told the version and the device; a skip takes the list before."""
+    victim, mallory = pair
+    victim.tag("1", "important")
+    with insider(mallory) as m:
+        bad = _change(m, retained=LISTS[what](m))
+    urls = lab.urls("a", kind="memory")
+    write(victim.directory, {"mine": b"m"})
+    victim.push()
+    third = lab.clone(urls, device="third")
+    told: list[str] = []
+    victim.on_event = lambda event: told.append(event.text) if isinstance(event, Notice) else None
+    assert victim.read(b"kept", "important") == b"of the victim"
+    assert [text for text in told if f"version {bad}, which mallory wrote" in text and "the list" in text]
+    for operation in (
+        lambda: victim.gc(parse_policy("last=1")),
+        lambda: victim.tag("1", "x"),
+        lambda: victim.keep("daily=1", change=True),
+        lambda: victim.forget([b"d/f"]),
+    ):
+        with pytest.raises((UnreadableError, UpgradeError)) as raised:
+            operation()
+        assert f"version {bad}, which mallory wrote, cannot be read" in raised.value.message
+        assert f"`metasync skip {bad}`" in raised.value.next_step
+    with pytest.raises(UsageError, match=f"begins with version {bad}"):
+        victim.skip(bad - 1, PASSPHRASE)
+    with pytest.raises(PassphraseError):
+        victim.skip(bad, "another")
+    plan = victim.skip(bad, PASSPHRASE, dry_run=True)
+    before = tree_of(victim.directory)
+    done = victim.skip(bad, PASSPHRASE)
+    assert done.version == plan.good + 1 if plan.good else None
+    assert (done.skipped, done.devices, done.good) == ((bad,), ("mallory",), plan.good)
+    assert [(t.name, t.number) for t in victim.tags().tags] == [("important", 1)]
+    assert victim.gc(parse_policy("last=1,tag=important")).dropped == 0
+    for device in (victim, third):
+        assert device.pull().changes.deleted == ()
+        assert tree_of(device.directory) == before
+    with pytest.raises(UsageError, match="nothing is to be skipped"):
+        victim.skip(bad, PASSPHRASE)
+
+
+def test_a_tree_and_a_list_that_cannot_be_read_are_skipped_together(
+    pair: tuple[Workspace, Workspace], lab: Lab
+) -> None:
+    victim, mallory = pair
+    victim.tag("1", "important")
+    with insider(mallory) as m:
+        first = _change(m, retained=NOWHERE)
+    with insider(mallory) as m:
+        second = _missing_directory(m)
+    done = victim.skip(second, PASSPHRASE)
+    assert (done.skipped, done.good) == ((first, second), second - 1)
+    assert [t.name for t in victim.tags().tags] == ["important"]
+    assert victim.pull().changes.deleted == ()
+    assert tree_of(lab.clone(lab.urls("a", kind="memory"), device="third").directory) == tree_of(victim.directory)
+
+
 def test_an_index_that_is_nowhere_before_anything_was_pushed_has_a_way_past_it(lab: Lab) -> None:
     urls = lab.urls("a", kind="memory")
     victim = lab.init(urls)
@@ -127,6 +264,24 @@ def test_an_index_that_is_nowhere_before_anything_was_pushed_has_a_way_past_it(l
     victim.pull()
     assert victim.push().changes.added == (b"mine",)
     assert tree_of(lab.clone(urls, device="third").directory) == tree_of(victim.directory)
+
+
+def test_who_hides_what_is_needed_is_named(lab: Lab) -> None:
+    """The index of a version no longer names the packs of the tree. A new device is told whose version that is, though
+    the tree is another's; a device that has the files stores them again."""
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"of the victim", "d/f": b"one"})
+    victim.push()
+    with insider(lab.clone(urls, device="mallory")) as m:
+        packs = {record.id for segment in m.base.segments for record, _ in segment}
+        bad = _with_segment(m, encode_segment(make_segment((), packs)))
+    write(victim.directory, {"mine": b"m"})
+    assert victim.push().changes.deleted == ()
+    with pytest.raises(UnreadableError, match=f"version {bad}, which mallory wrote"):
+        lab.clone(urls, device="third")
+    assert victim.check(repair=True).lost == ()
+    assert tree_of(lab.clone(urls, device="fourth").directory) == tree_of(victim.directory)
 
 
 def test_files_that_nobody_has_leave_the_others_alone(pair: tuple[Workspace, Workspace], lab: Lab) -> None:

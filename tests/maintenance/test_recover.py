@@ -66,6 +66,26 @@ def test_a_restart_on_the_one_that_is_left(lab: Lab) -> None:
     assert files(clone.directory) == files(w.directory)
 
 
+def test_a_list_of_what_is_kept_that_is_lost_stops_no_restart(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"), replicas=3)
+    lab.hurry()
+    write(w.directory, {"f": b"1"})
+    w.push()
+    w.tag("1", "first")
+    with w._session("test") as s:
+        name = s.newest_state().retained.hash.hex()
+    for path in lab.root.rglob(name):
+        path.unlink()
+    lose(lab, "b", "c")
+    clone = lab.clone(lab.urls("a"), device="reader")
+    report = clone.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    assert report.era == 1
+    assert [note for note in report.notes if "their names, cannot be read, and are forgotten" in note]
+    assert clone.tags().tags == ()
+    write(clone.directory, {"g": b"2"})
+    assert clone.push().version
+
+
 def two_devices(lab: Lab) -> tuple[Workspace, Workspace]:
     """Two devices at version 2 or so of a workspace on three backends."""
     one = lab.init(lab.urls("a", "b", "c"), replicas=3)

@@ -118,7 +118,7 @@ class Open:
     def __init__(self, folder: Path) -> None:
         self.db = LocalDb.open(folder / "state.db")
         nobody: Any = Nobody()
-        self.indexes = AgreedIndexes(self.db, nobody, nobody)
+        self.indexes = AgreedIndexes(self.db, nobody, nobody, nobody)
         name = (folder / "root").read_bytes()
         self.root = pack_index.decode_root(self.db.get_object(name) or b"")
         self.index: Index = self.indexes.of(Ref(1, name))
