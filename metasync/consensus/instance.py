@@ -185,7 +185,13 @@ class Instance:
 
     def ended(self) -> dict[str, str]:
         """Acceptors that can take no more part in this version though they answer, by name, and why."""
-        return {a.name: why for a in self.acceptors.values() if (why := a.log.ended)}
+        return {a.name: why for a in self.acceptors.values() if (why := a.log.ended or self._shut_by_a_lie(a.log))}
+
+    def _shut_by_a_lie(self, log: Log | Blocks) -> str:
+        """Why a log that is closed votes for nobody (consensus.md, rule 8.1); "" if it votes, or may yet."""
+        if log.closed is None or log.accepted is None or self.is_earned(log.accepted[0]):
+            return ""
+        return f"its log of version {self.v} was closed on a value that nobody could propose"
 
     def owned(self, except_for: bytes) -> bool:
         """True when some other incarnation's round is promised by a quorum: let it finish."""

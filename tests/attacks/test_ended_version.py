@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from attack_kit import spoil
-from forger_kit import Forger
+from forger_kit import NOBODY, Forger
 from paxos_world import change
 from test_votes import Place
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
@@ -79,6 +79,62 @@ def test_an_ended_version_is_named_with_its_cause_and_the_way_past(n: int, f: in
     assert cause[how] in e.value.message
     assert "c: " not in e.value.message
     assert "metasync recover" in e.value.next_step and "--revoke" in e.value.next_step
+
+
+CLOSED = pytest.mark.parametrize(
+    ("n", "f", "forms", "on"),
+    [
+        (3, 0, {}, "ab"), (3, 0, {"a": "block"}, "ab"), (4, 0, {}, "cd"), (4, 1, {}, "bcd"),
+        (4, 0, {"a": "block", "d": "block"}, "cd"),
+    ],
+)  # fmt: skip
+
+
+def close(p: Place, base: State, names: str) -> None:
+    """The liar has these logs accept a value of its own in a round that nobody prepared, and closes them on it."""
+    lie = p.forger.lie(base)
+    p.forger.tell(base, names, Kind.ACCEPT, p.forger.round(9), lie)
+    p.forger.tell(base, names, Kind.DECIDED, NOBODY, lie)
+
+
+@CLOSED
+def test_logs_that_were_closed_on_a_lie_are_named_and_have_a_way_past(
+    n: int, f: int, forms: dict[str, Form], on: str
+) -> None:
+    """An ACCEPT that nobody prepared is no vote, but DECIDED of its value closes the log behind it."""
+    p = Place(n, f, forms)
+    close(p, p.x, on)
+    with pytest.raises(NoQuorumError, match="version 2 cannot be agreed any more") as e:
+        p.push(p.group(2, 1), p.x, b"y")
+    for name in p.names:
+        assert (f"{name}: its log of version 2 was closed" in e.value.message) == (name in on)
+    assert "--revoke" in e.value.next_step
+    record = recovered(p, p.x)
+    assert (record.ended, record.first.v) == (p.x, 2)
+    assert p.world.do(p.group(9, 1).get_recent(p.ws.genesis), {}) == record.first
+
+
+@CLOSED
+def test_logs_of_an_agreed_version_that_are_closed_on_a_lie_change_nothing(
+    n: int, f: int, forms: dict[str, Form], on: str
+) -> None:
+    """Votes that stand before a DECIDED stay votes. (In block form no order of two devices' blocks is known.)"""
+    p = Place(n, f, forms)
+    close(p, p.ws.genesis, on)
+    if not forms:
+        assert p.world.do(p.group(5, 1).get_recent(p.ws.genesis), {}) == p.x
+    y = p.push(p.honest, p.x, b"y")
+    for number, known in enumerate((p.ws.genesis, p.x)):
+        reader = p.group(6 + number, 1)
+        assert p.world.do(reader.get_recent(known), {}) == y
+        assert reader.evidence == ()
+
+
+def test_fewer_logs_that_are_closed_on_a_lie_stop_nobody() -> None:
+    p = Place()
+    close(p, p.x, "a")
+    y = p.push(p.group(2, 1), p.x, b"y")
+    assert p.world.do(p.group(5, 1).get_recent(p.ws.genesis), {}) == y
 
 
 @SIZES
