@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import Final, NamedTuple, TypedDict, Unpack
 
 from metasync.consensus import ZERO_HASH
-from metasync.errors import CANNOT_BE_READ, BackendError, DamagedError, NoQuorumError, UnreachableError, UsageError
+from metasync.errors import BackendError, DamagedError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.history.times import WAYS, span
 from metasync.keys.device_set import names_of
@@ -26,7 +26,7 @@ from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.reports.history import Counts, LogItem, PathChange
-from metasync.session import agreement
+from metasync.session import agreement, unreadable
 from metasync.session.session import Agreed, Session
 from metasync.store.retained import Dropped, Retained
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
@@ -75,13 +75,8 @@ class History:
 
     @cached_property
     def retained(self) -> Retained:
-        """Which versions are no longer kept, and which have names; where that cannot be read, what was said before."""
-        try:
-            return self.s.indexes.retained(self.newest.state)
-        except CANNOT_BE_READ as e:
-            from metasync.session import unreadable
-
-            return unreadable.older_list(self.s, self.newest.state, e)
+        """Which versions are no longer kept, and which have names."""
+        return unreadable.list_or_older(self.s, self.newest.state)
 
     @cached_property
     def devices(self) -> dict[bytes, str]:

@@ -20,6 +20,7 @@ from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, decode_snapshot, version_of
 from metasync.objects.walk_large import Dirs, Losses, compare, gather
 from metasync.reports.backends import Gone
+from metasync.session import unreadable
 from metasync.session.session import Agreed, Session
 from metasync.store.deltas import Given
 from metasync.transfer.contents import Contents
@@ -236,7 +237,8 @@ class _Ranges:
 
 def _line(s: Session, contents: Contents, agreed: Agreed) -> Iterator[_Version]:
     """The pushes that are kept, the newest first, as far as snapshots lead, or the states past one that is lost."""
-    retained, current, version = s.indexes.retained(agreed.state), agreed.state.master, agreed.state.v + 1
+    retained = unreadable.list_or_older(s, agreed.state)
+    current, version = agreed.state.master, agreed.state.v + 1
     while current != ZERO_HASH:
         try:
             data = contents.load(ObjectKind.SNAPSHOT, [current])[current]

@@ -189,13 +189,17 @@ def of_list(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
     return told(s, first, error)
 
 
-def older_list(s: Session, state: State, error: MetaSyncError) -> Retained:
-    """The newest list of what is kept that can be read, for who only reads: where that of `state` cannot be."""
+def list_or_older(s: Session, state: State) -> Retained:
+    """Which versions are no longer kept, for who only reads: where that cannot be read, what was said before."""
+    try:
+        return s.indexes.retained(state)
+    except CANNOT_BE_READ as e:
+        error = e
     found = Retained()
     with contextlib.suppress(MetaSyncError):
         for earlier in brought(s, state, list_of):
             with contextlib.suppress(*CANNOT_BE_READ):
-                found = s.indexes.list_named(earlier.retained)
+                found = s.indexes.list_of(earlier)
                 break
     s.listener(Notice(f"{error.message}; shown by the list of what is kept before it", warning=True))
     return found

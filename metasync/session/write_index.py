@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
-from metasync.errors import CANNOT_BE_READ, MetaSyncError, NoQuorumError
+from metasync.errors import CANNOT_BE_READ, FormatError, MetaSyncError, NoQuorumError
 from metasync.local.spill import Spool, Spooled
 from metasync.local.state_keys import META_KIND
 from metasync.runtime.effects import Task, together
@@ -98,17 +98,33 @@ class AgreedIndexes:
         """Which versions are dropped, as a decided state says. One of `CANNOT_BE_READ`, with the version that brought
         the list and who wrote it."""
         try:
-            return self.list_named(state.retained)
+            return self.list_of(state)
         except CANNOT_BE_READ as e:
             from metasync.session import unreadable
 
             raise unreadable.of_list(self._session, state, e) from e
 
-    def list_named(self, ref: Ref) -> Retained:
-        """The list of what is kept that has this name."""
+    def list_of(self, state: State) -> Retained:
+        """The same. `FormatError` also for a list that drops versions which came after it: what others push later would
+        be no part of history."""
         from metasync.store.retained import Retained, decode_retained
 
-        return Retained() if ref.hash == ZERO_HASH else decode_retained(self._fetched([ref])[0])
+        if state.retained.hash == ZERO_HASH:
+            return Retained()
+        found = decode_retained(self._fetched([state.retained])[0])
+        if found.dropped and self._is_ahead(state, found.dropped[-1].last):
+            raise FormatError(f"retained list: it drops version {found.dropped[-1].last}, which was not there yet")
+        return found
+
+    def _is_ahead(self, state: State, v: int) -> bool:
+        """Whether the list that a state names was there at version `v`, as far as the chain of states can be read."""
+        if v >= state.v:
+            return True
+        try:
+            earlier: State = self._runtime.run(self._group.state_at(state, v))
+        except MetaSyncError:
+            return False
+        return earlier.retained == state.retained
 
     def _named(self, ref: Ref, of: State | None = None) -> tuple[IndexRoot, Index]:
         """Reads an index by its name. One that comes from the backends is opened whole before its root is cached: so no

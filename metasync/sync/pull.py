@@ -172,7 +172,9 @@ def _as_kept(s: Session, base: Agreed, target: Agreed) -> Agreed | None:
     A tree of which paths were forgotten has another in its place; that of a dropped version has none. A tree that
     cannot be read for another reason is damaged, and stays an error.
     """
-    retained = s.indexes.retained(target.state)
+    from metasync.session import unreadable
+
+    retained = unreadable.list_or_older(s, target.state)
     is_dropped, root = retained.has_dropped(base.state.v), retained.replacing(base.state.master)
     if base.snapshot is None or not (is_dropped or root):
         return None

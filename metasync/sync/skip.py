@@ -151,7 +151,7 @@ def _lists(s: Session, newest: State, found: _Found) -> _Found:
     kept = NOTHING
     for state in unreadable.brought(s, newest, unreadable.list_of):
         try:
-            s.indexes.list_named(state.retained)
+            s.indexes.list_of(state)
         except CANNOT_BE_READ:
             bad.append(state)
         else:

@@ -21,6 +21,7 @@ from metasync.objects.model import Kind, ObjectKind, decode_snapshot
 from metasync.session import agreement
 from metasync.store import index as pack_index
 from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root, encode_segment, make_segment
+from metasync.store.retained import Dropped, Retained, encode_retained
 from metasync.store.retention import parse as parse_policy
 from metasync.sync import first_checkout
 from metasync.sync import skip as skipping
@@ -234,6 +235,35 @@ def test_a_list_of_what_is_kept_that_cannot_be_read_stops_nobody_for_good(
         assert tree_of(device.directory) == before
     with pytest.raises(UsageError, match="nothing is to be skipped"):
         victim.skip(bad, PASSPHRASE)
+
+
+@pytest.mark.parametrize("last", [5, 6, 9, 1 << 60])
+def test_no_list_drops_what_is_pushed_later(lab: Lab, last: int) -> None:
+    """A device says in version 4 that versions to come are no longer kept: up to one that comes soon, or never. Nothing
+    that is pushed later goes, whatever is built on that list, and a skip makes an end of it."""
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    for n in range(2):
+        write(victim.directory, {"f": b"%d" % n})
+        victim.push()
+    with insider(lab.clone(urls, device="mallory")) as m:
+        assert m.base.state.v == 3
+        bad = _change(m, retained=_put(m, encode_retained(Retained((Dropped(5, last, m.base.state.master),)))))
+    pushed = []
+    for n in range(4):
+        write(victim.directory, {"f": b"later %d" % n})
+        pushed.append(victim.push().version)
+        for operation in (victim.gc, lambda: victim.tag("1", "x"), lambda: victim.gc(parse_policy("last=1"))):
+            with pytest.raises(UnreadableError, match=f"version {bad}, which mallory wrote.*was not there yet"):
+                operation()
+        assert [i.version for i in victim.log()] == [*reversed(pushed), 2, 1]
+    assert victim.skip(bad, PASSPHRASE).skipped == (bad,)
+    victim.gc()
+    assert [i.version for i in victim.log()] == [*reversed(pushed), 2, 1]
+    assert victim.read(b"f", f"{pushed[0]}") == b"later 0"
+    assert victim.gc(parse_policy("last=2")).dropped == 4
+    victim.tag("latest", "kept")
+    assert [i.version for i in victim.log()] == pushed[:-3:-1]
 
 
 def test_a_tree_and_a_list_that_cannot_be_read_are_skipped_together(
