@@ -27,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-heal bench-small fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-heal bench-small fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -46,7 +46,7 @@ demo: $(STAMP) ## three providers and two devices in a temporary folder
 RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
 test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
-	$(RUN_TESTS) -m "not servers and not long and not pages"
+	$(RUN_TESTS) -m "not servers and not long and not pages and not browser"
 
 attacks: $(STAMP) ## what an attacker does, and what must hold: one module for each thing that is attacked
 	$(RUN_TESTS) tests/attacks
@@ -56,6 +56,9 @@ test-long: $(STAMP) ## what explores: kills at every call, many seeds, many exam
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh
+
+test-page: $(STAMP) ## the page in a real Chromium, fetched where there is none: flows, axe, phone width
+	PYTHON=$(BIN)/python tests/dashboard/run.sh
 
 simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all cores; MUTANTS=1: broken rules are caught
 	PYTHONPATH=tests $(BIN)/python -m simulation.simulator --seeds $(SEEDS) --first $(FIRST) \

@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from metasync import __version__
+from metasync.codec import printable
 from metasync.errors import MetaSyncError
-from metasync.terminal import interrupt, style, text
+from metasync.terminal import interrupt, text
 from metasync.terminal.bar import end_progress
 from metasync.terminal.console import Finish, Options, common
 
@@ -52,7 +53,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "recover": "recover",
     },
     "Devices and keys": {"device": "devices", "invite": "devices", "key": "keys"},
-    "This device": {"config": "settings", "pause": "settings", "resume": "settings"},
+    "This device": {"ui": "ui", "config": "settings", "pause": "settings", "resume": "settings"},
     "More": {"demo": "start", "completion": "completion"},
 }
 """The commands as `metasync --help` lists them, by purpose; and the module of `metasync.commands` that has each."""
@@ -117,7 +118,7 @@ def cli() -> None:
 def _fail(options: Options, command: str, code: int, kind: str, message: str, next_step: str = "") -> int:
     """Says what went wrong: one JSON document on stdout, or lines on stderr."""
     end_progress()
-    message, next_step = style.printable(message), style.printable(next_step)
+    message, next_step = printable(message), printable(next_step)
     if options.json:
         error = {"kind": kind, "message": message, "next_step": next_step}
         click.echo(json.dumps({"command": command, "exit_code": code, "error": error}, indent=2))

@@ -203,3 +203,15 @@ def amount(n: int) -> str:
             break
         value /= 1024
     return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def printable(line: str) -> str:
+    """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
+
+
+def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
+        code -= 0xDC00
+        return f"\\x{code:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

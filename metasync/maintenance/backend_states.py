@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,18 +11,21 @@ from metasync.backends.wrappers.wrapper import AbsentBackend
 from metasync.local.state_keys import LOOKS
 from metasync.maintenance import holdings
 from metasync.maintenance.holdings import still_moving
-from metasync.reports.backends import CONDITIONS, BackendList, BackendState, Moving
+from metasync.reports.backends import CONDITIONS, BackendList, BackendState, Moving, Together
 from metasync.session import evidence, health, space
 from metasync.session.folder import given_up
-from metasync.store.placement import survives
+from metasync.store.placement import order, placement_of, survives
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space
-    from metasync.config import BackendEntry
+    from metasync.config import BackendEntry, Config
     from metasync.session.session import Session
 
 WORDS = {"unreachable": "down", "emptied or replaced": "replaced", "poisoned": "distrusted"}
 """Conditions whose states begin with another word."""
+
+
+PARTITIONS_LOOKED = 512  # of 65,536: parts are right to two or three in a hundred, in some milliseconds
 
 
 class Answers(NamedTuple):
@@ -50,7 +54,18 @@ def listing(s: Session) -> BackendList:
     states = backends_now(s, sorted(s.connections.agreed_names))
     moving = still_moving(s, None)
     forget_removed(s, moving)
-    return BackendList(tuple(states), moving, survives(s.config))
+    return BackendList(tuple(states), moving, survives(s.config), together(s.config))
+
+
+def together(config: Config) -> tuple[Together, ...]:
+    """Which backends keep the same packs, and how large a part: of PARTITIONS_LOOKED partitions."""
+    names = {b.backend_id: b.name for b in config.backends}
+    placement = placement_of(config)
+    step = max(1, placement.partitions // PARTITIONS_LOOKED)
+    looked = range(0, placement.partitions, step)
+    found = Counter(tuple(sorted(names[b] for b in order(placement.targets, n)[: placement.copies])) for n in looked)
+    parts = (Together(backends, count / len(looked)) for backends, count in found.items())
+    return tuple(sorted(parts, key=lambda part: part.backends))
 
 
 def forget_removed(s: Session, moving: Moving) -> None:

@@ -73,12 +73,24 @@ class Moving:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Backends that keep the same packs, and the part of all packs that this is, 0 to 1."""
+
+    backends: tuple[str, ...]
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class BackendList:
-    """The workspace's backends. `survives`: what the set of them lives through, in a sentence."""
+    """The workspace's backends. `survives`: what the set of them lives through, in a sentence.
+
+    `together`: which of them keep the same packs, by the mapping: of a sample of partitions.
+    """
 
     backends: tuple[BackendState, ...]
     moving: Moving = Moving()
     survives: str = ""
+    together: tuple[Together, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from metasync.codec import printable
 from metasync.events import Event
-from metasync.terminal.style import printable
 
 DRAW_S: Final = 0.1  # between two drawings: faster than that is flicker
 TICK_S: Final = 0.5  # without any event

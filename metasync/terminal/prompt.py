@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import click
 
+from metasync.codec import printable
 from metasync.terminal.bar import question
-from metasync.terminal.style import printable
 
 
 def somebody() -> bool:

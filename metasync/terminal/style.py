@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
+from metasync.codec import printable
+
 Role: TypeAlias = Literal["added", "changed", "deleted", "renamed", "hunk", "head", "good", "warning", "alarm", "faint"]
 
 CODES: Final[dict[Role, str]] = {  # of ECMA-48, section 8.3.117; as git has them where git has the role
@@ -90,11 +92,6 @@ class Safe(Styled):
         return cls(safe, [(0, len(safe), role)] if role is not None and safe else [])
 
 
-def printable(line: str) -> str:
-    """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
-    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
-
-
 def rendered(line: str, *, colour: bool) -> str:
     """A line as it is printed: what is not printable escaped, and roles as codes where `colour` is wanted."""
     as_it_is = isinstance(line, Safe)
@@ -114,10 +111,3 @@ def rendered(line: str, *, colour: bool) -> str:
 
 def _moved(line: str, by: int) -> tuple[tuple[int, int, Role], ...]:
     return tuple((b + by, e + by, role) for b, e, role in line.spans) if isinstance(line, Styled) else ()
-
-
-def _escaped(code: int) -> str:
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
-        code -= 0xDC00
-        return f"\\x{code:02x}"
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

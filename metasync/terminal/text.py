@@ -8,9 +8,9 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metasync.codec import amount
+from metasync.codec import amount, printable
 from metasync.local.spill import Paths
-from metasync.terminal.style import printable, signed
+from metasync.terminal.style import signed
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
 RESOLVE = "Compare the two, then: metasync resolve PATH --keep ours|theirs|NAME|both"

@@ -71,6 +71,7 @@ COMMANDS: dict[str, Any] = {
     **dict.fromkeys(("config list", "config unset", "pause", "resume"), settings.SettingsReport),
     "config set": settings.SettingsReport | backends.BackendChange,
     "config get": {"key": str, "value": str | None},
+    "ui": {"url": str},
     "completion": {"shell": str, "script": str},
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }

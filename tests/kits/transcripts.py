@@ -37,6 +37,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "TIME"),
     (r'("(?:time|mtime|since|seen)_ns": )\d+', r"\1TIME"),
     (r'("(?:free|total|bytes_stored|bytes_read|used)(?:_bytes)?": )\d+', r"\1SIZE"),
+    (r'("share": )[\d.]+', r"\1PART"),
     (r'("seconds": )[\d.e-]+', r"\1TIME"),
     (r"\b[0-9a-f]{8,64}\b", "ID"),
     (r"(Cost )[\d,]+ requests, [\d.]+ \w+ up, [\d.]+ \w+ down", r"\1SIZE"),

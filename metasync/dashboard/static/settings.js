@@ -1,0 +1,47 @@
+// What is set for this workspace on this device, and what all devices agreed on.
+
+import { h } from "./dom.js";
+import { sentence } from "./words.js";
+
+const HERE = [
+  ["limit.up", "Upload limit", "Bytes a second, such as 500k or 2M; with hours: 9:00-18:00 500k, 2M"],
+  ["limit.down", "Download limit", "The same for what comes in"],
+  ["limit.connections", "Calls at once on each backend", "1 to 32"],
+  ["durability", "Copies that a push waits for", "The others are made in the background. Empty: all"],
+  ["upkeep", "Upkeep after a push", "How long it may move, mend and check data, such as 2s; off: never"],
+  ["scrub.days", "Read every copy within days", "Where a store tells no digests. 0: never"],
+  ["cache-mb", "Cache", "Megabytes of directories and history kept here, 64 or more. Empty: 1024"],
+  ["nice", "Step back for other programs", "0 to 19, as the program nice has it"],
+];
+const AGREED = [
+  ["copies", "Copies of everything", "More are safer, and take more room. Fewer may need the passphrase: then `metasync config set copies`"],
+  ["keep", "Versions that are kept", "Such as last=10 daily=7 weekly=5 monthly=12. Empty: all"],
+];
+
+export async function view(page) {
+  const set = await page.look("settings");
+  const known = new Set(HERE.map(([key]) => key));
+  const others = Object.keys(set.settings).filter((key) => !known.has(key)).map((key) => [key, key, "Set by `metasync config set`"]);
+  const nodes = [
+    h("div", { class: "head" }, h("h1", {}, "Settings")),
+    set.paused && h("p", { class: "note" }, sentence(`transfers are paused ${set.paused}`)),
+    h("div", { class: "card stack" }, h("h2", {}, "This device"), [...HERE, ...others].map(([key, name, words]) => field(page, key, name, words, set.settings[key] ?? ""))),
+    h("div", { class: "card stack" }, h("h2", {}, "Agreed by all devices"), AGREED.map(([key, name, words]) => field(page, key, name, words, String((key === "keep" ? set.keep : set.copies) ?? "")))),
+  ];
+  return { nodes };
+}
+
+function field(page, key, name, words, value) {
+  const id = `set-${key}`;
+  const save = async (event) => {
+    event.preventDefault();
+    const typed = event.target.elements.value.value.trim();
+    if ((await page.done("set", { key, value: typed || null })) !== null) page.toast(typed ? `${name}: ${typed}` : `${name} is not set any more.`);
+  };
+  return h("form", { class: "field", onsubmit: save },
+    h("label", { for: id }, name),
+    h("span", { class: "small quiet", id: `${id}-words` }, words),
+    h("div", { class: "row" },
+      h("input", { id, name: "value", value, autocomplete: "off", spellcheck: "false", "aria-describedby": `${id}-words` }),
+      h("button", {}, "Save", h("span", { class: "hidden" }, ` ${name}`))));
+}
