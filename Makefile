@@ -27,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-heal bench-small fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-deltas bench-heal bench-small fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -86,6 +86,9 @@ bench-clouds: $(STAMP) ## requests, bytes and CPU of a push to each cloud as one
 
 bench-chunks: $(STAMP) ## what an edit stores, by how finely documents are cut, with and without deltas; CHUNKS="--edits 10"
 	$(BIN)/python tests/benchmarks/chunks.py $(CHUNKS)
+
+bench-deltas: $(STAMP) ## what changes of files cost with deltas, beside bars: ten minutes; DELTAS="--only tar,sqlite"
+	$(BIN)/python tests/benchmarks/deltas.py $(DELTAS)
 
 bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
 	$(BIN)/python tests/benchmarks/scale.py $(SCALE)

@@ -23,7 +23,7 @@ from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, split
 from metasync.session.session import Session
 from metasync.store.pack_format import Located
-from metasync.sync.old_chunks import OldChunks
+from metasync.sync.old_chunks import SMALL_BYTES_LEAST, OldChunks, bases_of
 from metasync.transfer.contents import Contents, NotNamedError
 from metasync.worktree.disk import READ_FLAGS
 
@@ -82,8 +82,8 @@ def read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
     return data if s.ids.blob(data) == entry.content else None
 
 
-def whole(s: Session, contents: Contents, entries: Iterable[Entry]) -> dict[bytes, bytes]:
-    """Whole agreed files by content hash: those that may be held in memory."""
+def whole(s: Session, contents: Contents, entries: Iterable[Entry], *, merges: bool = False) -> dict[bytes, bytes]:
+    """Whole agreed files by content hash: those that may be held in memory. `merges`: they change, and will again."""
     entries = list(entries)
     big = tuple({e.root for e in entries if e.root})
     pieces = contents.walk(walk.chunks(big)) if big else {}
@@ -92,7 +92,14 @@ def whole(s: Session, contents: Contents, entries: Iterable[Entry]) -> dict[byte
             raise DamagedError(f"the chunks of a file of {e.size} bytes have another size together")
     wanted = [e.content for e in entries if not e.root and e.size]
     wanted += [c.id for cs in pieces.values() for c in cs]
-    blobs = contents.load(ObjectKind.BLOB, wanted)
+    cache = contents.bases = bases_of(s)
+    blobs = {i: data for i in wanted if (data := cache.get(i)) is not None}
+    fetched = contents.load(ObjectKind.BLOB, [i for i in wanted if i not in blobs])
+    for chunk_id, data in fetched.items():
+        if merges and len(data) >= SMALL_BYTES_LEAST:
+            cache.keep(chunk_id, data, changes=True)
+    blobs.update(fetched)
+    cache.note()
     out: dict[bytes, bytes] = {}
     for e in entries:
         chunks = pieces[e.root] if e.root else [Chunk(e.content, e.size)] if e.size else []

@@ -78,8 +78,12 @@ class Packing:
         """What stores for this attempt: that of the one before, as far as its packs may be named on top of `base`."""
         s, upload, state = self.s, self.upload, base.state
         moved = upload is not None and not upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
-        counts = upload is not None and not moved and upload.counting(state.min_gen, state.epoch)
-        if upload is None or not counts or not upload.has_bases(base.index):
+        if (
+            upload is None
+            or moved
+            or not upload.counting(state.min_gen, state.epoch)
+            or not upload.has_bases(base.index)
+        ):
             notes = self._notes = Notes(s.db, state.config, state.gen, state.epoch, s.runtime.clock)
             upload = self.upload = Upload(
                 s.transfer,

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
@@ -285,7 +286,8 @@ def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Ch
         texts: dict[bytes, MergedText] = {}
         try:
             requests = next(task)
-            texts = merge_texts(requests, lambda p, e: read_here(s, p, e), lambda es: whole(s, contents, es), ingest)
+            loaded = partial(whole, s, contents, merges=True)
+            texts = merge_texts(requests, lambda p, e: read_here(s, p, e), loaded, ingest)
             task.send({path: text.entry for path, text in texts.items()})
         except StopIteration as stop:
             result: Merge = stop.value

@@ -27,6 +27,8 @@ MB_DEFAULT: Final = 2048
 CHUNK_BYTES_MAX: Final = 16 << 20
 LEVEL: Final = 1
 KEPT_SHARE: Final = 8  # an eighth of the room is freed at a time, so that not every push has to
+SAMPLE_BYTES: Final = 4 << 10  # of a chunk: whether they shrink by a sixteenth says whether it is worth the time
+SHRINKS_SHARE: Final = 16
 PLAIN, ZSTD = b"\0", b"\1"
 PROBATION_NS: Final = 1  # their time, beside which any other is late
 FREE_SHARE: Final = 16  # of the disk's free bytes, the cache takes no more than this part at a time
@@ -133,8 +135,13 @@ def _name(object_id: bytes) -> bytes:
 
 
 def _packed(data: bytes) -> bytes:
-    shrunk: bytes = _zstd().ZstdCompressor(level=LEVEL).compress(data)
-    return ZSTD + shrunk if len(shrunk) < len(data) - len(data) // 8 else PLAIN + data
+    sample = data[len(data) // 2 :][:SAMPLE_BYTES]
+    return ZSTD + _shrunk(data) if len(_shrunk(sample)) < len(sample) - len(sample) // SHRINKS_SHARE else PLAIN + data
+
+
+def _shrunk(data: bytes) -> bytes:
+    out: bytes = _zstd().ZstdCompressor(level=LEVEL).compress(data)
+    return out
 
 
 def _unpacked(stored: bytes) -> bytes | None:

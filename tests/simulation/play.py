@@ -23,6 +23,7 @@ from simulation.network import Hold, Lines, Rates, Store
 from simulation.plan import INSIDER, ClientPlan, Fault, Plan, Pounce, Step, Strike
 from simulation.sealing import repeatable_sealing
 from simulation.short_logs import short_logs
+from simulation.small_deltas import small_deltas
 from simulation.witness import Witness
 from simulation.world import Actor, Boot, Violation, World
 
@@ -68,6 +69,7 @@ class Play:
         for client in self.clients:
             client.never_restored = not images
             client.user.goes_back = "back" in plan.features
+            client.user.writes_much = "deltas" in plan.features
             client.moved = lambda: set().union(*(c.user.moved for c in self.clients))
             client.agreed = AgreedIn(self)
         self.witness: Witness | None = None
@@ -81,7 +83,12 @@ class Play:
         world = self.world
         out = Outcome(self.plan.seed)
         try:
-            with repeatable_sealing(), short_logs() if self.plan.floors else contextlib.nullcontext():
+            with contextlib.ExitStack() as exchanged:
+                exchanged.enter_context(repeatable_sealing())
+                if self.plan.floors:
+                    exchanged.enter_context(short_logs())
+                if "deltas" in self.plan.features:
+                    exchanged.enter_context(small_deltas())
                 self._run()
         except Violation as e:
             out.failure = str(e)

@@ -203,6 +203,11 @@ def collected_often(plan: Plan) -> Plan:
     return replace(_scenario(plan, {}, slow), clients=clients, features=("scenario", "back"))
 
 
+def collected_deltas(plan: Plan) -> Plan:
+    """The same, and what is edited is stored as a delta."""
+    return replace(collected_often(plan), features=("scenario", "back", "deltas"))
+
+
 def changed_often(plan: Plan) -> Plan:
     """Three clients push, change the backends, and move data, at the same time."""
     kinds = ("add", "remove", "demote", "promote", "copies", "rebalance", "rebalance", "rebalance")

@@ -59,6 +59,7 @@ FEATURES: Final = (
     "folding", "liars", "blocks", "reconfig", "rotation", "floors", "suspend",
     "insider", "eras", "ended",
 )  # fmt: skip
+DELTAS_EVERY: Final = 4  # seeds: one in so many has long files, which are stored as deltas
 GUEST_SHARE: Final = 0.25  # of seeds have devices that come by invitation; not those beyond the budget
 THEMES: Final = {  # of brief plans, with their weights
     "": 2.0, "liars": 2.0, "blocks": 2.0, "reconfig": 2.0, "rotation": 2.0, "floors": 0.5, "insider": 3.0, "eras": 1.0,
@@ -92,7 +93,7 @@ def make_plan(seed: int, *, brief: bool = False) -> Plan:
         drawn -= {"restore"}
         if backends - len(blocks) <= backends // 2 or drawn & {"wipe", "pounce", "suspend", "reconfig"}:
             drawn -= {"copy"}  # it votes on those alone that are in log form, and these must always be a quorum
-    features = tuple(f for f in FEATURES if f in drawn)
+    features = (*(f for f in FEATURES if f in drawn), *(["deltas"] if seed % DELTAS_EVERY == 0 else []))
     count = rng.choice((2, 3)) if brief else rng.choice((3, 3, 3, 4))
     names = [f"c{n}" for n in range(count)]
     length = 1.0

@@ -24,7 +24,10 @@ from metasync.consensus import Group, reconfigure
 from metasync.errors import UnreachableError
 from metasync.local.state import LocalDb, State
 from metasync.local.state_keys import CONFLICTS, REPLACED, TABLES, UNPLACED, Conflict, ReplacedFile, Unplaced
+from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Op, Sleep, Task
+from metasync.store.pack_format import Delta
+from metasync.transfer.upload import Upload
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from simulation import Plan, Play, checks, make_plan, simulator
 from simulation.client import Operation
@@ -36,7 +39,7 @@ from simulation.mutants_agreed import floors_without, no_confirm, no_fence
 from simulation.network import Hold, Lines, SimStore, Store
 from simulation.plan import Fault, Step
 from simulation.runtime import SimRuntime
-from simulation.scenarios import changed_often
+from simulation.scenarios import changed_often, collected_deltas
 from simulation.shrink import decode_plan, encode_plan, shrunk
 from simulation.stocks import pack_id
 from simulation.witness import Witness
@@ -62,7 +65,8 @@ def test_nothing_of_the_product_is_exchanged_but_for_mutants_floors_and_what_dra
     assert "play.py" in modules
     patching = {name for name, text in modules.items() if re.search(r"\bmock\b|\bsetattr\(", text)}
     assert {name for name in patching if not name.startswith("test_")} == {
-        "mutants.py", "mutants_agreed.py", "mutants_stocks.py", "mutants_trust.py", "sealing.py", "short_logs.py"
+        "mutants.py", "mutants_agreed.py", "mutants_stocks.py", "mutants_trust.py", "sealing.py", "short_logs.py",
+        "small_deltas.py",
     }  # fmt: skip
 
 
@@ -153,6 +157,19 @@ def test_backends_that_change_while_data_move(seed: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", first(2, tuple(range(1, 60))))
+def test_deltas_while_others_collect(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, add = [], Upload.add
+
+    def adding(self: Upload, kind: ObjectKind, object_id: bytes, data: bytes, delta: Delta | None = None) -> None:
+        made.append(delta is not None)
+        add(self, kind, object_id, data, delta)
+
+    monkeypatch.setattr(Upload, "add", adding)
+    assert Play(collected_deltas(make_plan(seed))).run().failure == ""
+    assert any(made)
+
+
 def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
     """Some mutants break several rules, because each suffices alone: without the one they are named for all is well."""
     for name, others in (

@@ -64,7 +64,8 @@ def replaced_in(volume: Volume) -> set[bytes]:
 
 class User:
     """`own`: contents that this user wrote and did not itself overwrite or delete. `stood`: the
-    path and content of all it ever wrote. `goes_back`: it brings back now and then what stood in a file before."""
+    path and content of all it ever wrote. `goes_back`: it brings back now and then what stood in a file before.
+    `writes_much`: its files are long, and it edits them."""
 
     def __init__(self, name: str, volume: Volume) -> None:
         self.name = name
@@ -72,6 +73,7 @@ class User:
         self.own: set[bytes] = set()
         self.stood: set[tuple[bytes, bytes]] = set()
         self.goes_back = False
+        self.writes_much = False
         self.moved: set[bytes] = set()  # contents that this user gave another name or other permissions
         self._serial = 0
 
@@ -111,13 +113,16 @@ class User:
 
     def _fresh(self, rng: random.Random) -> bytes:
         self._serial += 1
-        lines = [b"%s %d line %d" % (self.name.encode(), self._serial, n) for n in range(rng.choice((1, 1, 5)))]
+        lines = [b"%s %d line %d" % (self.name.encode(), self._serial, n) for n in range(self._lines(rng))]
         return b"\n".join(lines) + b"\n"
+
+    def _lines(self, rng: random.Random) -> int:
+        return rng.choice((5, 20, 40) if self.writes_much else (1, 1, 5))
 
     def _changed(self, rng: random.Random, path: bytes, old: bytes) -> bytes:
         if self.goes_back and rng.random() < BACK_SHARE:
             return rng.choice(sorted(data for at, data in self.stood if at == path) or [old])
-        if not path.endswith(b".txt") or rng.random() < 0.3:
+        if not (self.writes_much or path.endswith(b".txt")) or rng.random() < 0.3:
             return self._fresh(rng)
         lines = old.split(b"\n")
         self._serial += 1
