@@ -27,6 +27,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "push": "sync",
         "pull": "sync",
         "sync": "sync",
+        "daemon": "daemon",
     },
     "History and conflicts": {
         "log": "history",

@@ -104,6 +104,9 @@ def config_set(options: Options, key: str, value: str) -> None:
     scrub.days             so many days until every copy was read, where a store tells no digests (docs/howto/repair.md)
     special-modes          on: set-id and sticky bits of what others pushed are set here too (docs/howto/limits.md)
     upkeep                 how long a push may move, mend and check data when its own work is done: 2s, off
+    notify.desktop, .webhook, .command, .after   how the daemon tells you of problems (docs/howto/notices.md)
+    daemon.broker          a broker by which devices hear of news at once (docs/howto/on-a-server.md)
+    daemon.metrics         an address of this machine for the daemon's figures, such as 127.0.0.1:9464
     The limits may be set for one backend: limit.up.NAME.
 
     \b

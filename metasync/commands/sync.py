@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from metasync.events import Notice
-from metasync.terminal import backends_text, status_text, sync_text, text
+from metasync.terminal import backends_text, by_daemon, status_text, sync_text, text
 from metasync.terminal.console import Console, Options, common, opened, passes_pause
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
-    from metasync.reports.sync import PushReport
+    from metasync.reports.service import WorkspaceState
+    from metasync.reports.sync import PullReport, PushReport
     from metasync.workspace import Workspace
 
 FORCE = "Go on even if most files would be deleted."
@@ -38,14 +39,28 @@ def status(options: Options) -> None:
       metasync status --json
     """
     console = Console(options)
+    with by_daemon.keeping(options.directory) as found:
+        kept = found[1] if found is not None else None
     with opened(options, console) as w:
         s = w.status()
     codes = [s.error.exit_code] if s.error is not None else []
     codes += [1] if s.unreadable else []
     codes += [3] if s.conflicts else []
     codes += [4] if s.short else []
-    lines = status_text.status(s, now_ns=time.time_ns(), verbose=options.verbose)
-    console.report("status", lines, s, codes)
+    now_ns = time.time_ns()
+    above, document = _kept(kept, now_ns / 1e9)
+    lines = [*above, *status_text.status(s, now_ns=now_ns, verbose=options.verbose)]
+    console.report("status", lines, {**text.value(s), "daemon": document}, codes)
+
+
+def _kept(state: WorkspaceState | None, now_s: float) -> tuple[list[str], dict[str, Any] | None]:
+    """What the daemon tells of the folder, as lines and as a document; nothing where it does not keep it."""
+    if state is None:
+        return [], None
+    from metasync.service.wire.values import encode
+    from metasync.terminal import daemon_text
+
+    return daemon_text.kept(state, now_s), encode(state)
 
 
 @click.command()
@@ -66,8 +81,13 @@ def push(options: Options, message: str, dry_run: bool, force: bool, durability:
       metasync push -m "holiday photos"
     """
     console = Console(options)
-    with opened(options, console) as w:
-        r = _with_copies(console, w, w.push(message, dry_run=dry_run, force=force, durability=durability))
+    words: dict[str, Any] = {"dry_run": dry_run, "force": force, "durability": durability}
+
+    def alone() -> PushReport:
+        with opened(options, console) as w:
+            return _with_copies(console, w, w.push(message, **words))
+
+    r = by_daemon.done(console, lambda d, at: d.push(at, on_event=console.event, message=message, **words), alone)
     console.report("push", sync_text.push(r, dry_run=dry_run), r, _push_codes(r))
 
 
@@ -108,8 +128,13 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
       metasync pull
     """
     console = Console(options)
-    with opened(options, console) as w:
-        r = w.pull(dry_run=dry_run, force=force)
+    words: dict[str, Any] = {"dry_run": dry_run, "force": force}
+
+    def alone() -> PullReport:
+        with opened(options, console) as w:
+            return w.pull(**words)
+
+    r = by_daemon.done(console, lambda d, at: d.pull(at, on_event=console.event, **words), alone)
     lines = [*(["Dry run: nothing was changed."] if dry_run else []), *sync_text.pull(r, dry_run=dry_run)]
     console.report("pull", lines, r, [3] if r.conflicts else [])
 
@@ -130,9 +155,16 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
       metasync sync
     """
     console = Console(options)
-    with opened(options, console) as w:
-        pulled, pushed = w.sync(message, dry_run=dry_run, force=force, durability=durability)
-        pushed = _with_copies(console, w, pushed)
+    words: dict[str, Any] = {"dry_run": dry_run, "force": force, "durability": durability}
+
+    def alone() -> tuple[PullReport, PushReport]:
+        with opened(options, console) as w:
+            pulled, pushed = w.sync(message, **words)
+            return pulled, _with_copies(console, w, pushed)
+
+    pulled, pushed = by_daemon.done(
+        console, lambda d, at: d.sync(at, on_event=console.event, message=message, **words), alone
+    )
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
     lines = [*sync_text.pull(pulled, dry_run=dry_run), *sync_text.push(pushed, dry_run=dry_run)]
     console.report("sync", lines, {"pull": pulled, "push": pushed}, codes)

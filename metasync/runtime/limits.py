@@ -10,6 +10,7 @@
     base-cache-mb        megabytes of old chunks that are kept at most, to store changes of large files as deltas
     scrub.days           within so many days every copy is read where a store tells no digests; 0: none is
     special-modes        `on`: set-id and sticky bits of what others pushed are set here too
+    notify.*, daemon.*   what the daemon tells and hears: `daemon_keys`
 
 Theory of operation of a rate. A line counts bytes: those that calls have booked, and those that its rate has let pass
 since. A call has a place, the end of its bytes among all that are booked, and begins when all but BURST_S's worth of
@@ -60,9 +61,19 @@ _DURATION = re.compile(r"(?:(\d{1,3})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
+DAEMON_KEYS: Final = (
+    "notify.desktop",
+    "notify.webhook",
+    "notify.command",
+    "notify.after",
+    "daemon.broker",
+    "daemon.metrics",
+)
+"""Of what the daemon tells and hears: `daemon_keys` has what they mean, and is loaded where one is set."""
+
 KEYS_STEP: Final = (
     "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
-    "cache-mb, base-cache-mb, scrub.days, special-modes, upkeep."
+    f"cache-mb, base-cache-mb, scrub.days, special-modes, upkeep, {', '.join(DAEMON_KEYS)}."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
@@ -167,7 +178,7 @@ def parse_duration(text: str) -> float:
 
 def check_key(key: str) -> None:
     """`UsageError` if there is no such setting."""
-    if key not in (*NUMBERS, SPECIAL_MODES, UPKEEP) and _KEY.fullmatch(key) is None:
+    if key not in (*NUMBERS, SPECIAL_MODES, UPKEEP, *DAEMON_KEYS) and _KEY.fullmatch(key) is None:
         raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
 
 
@@ -183,6 +194,10 @@ def check(key: str, value: str) -> None:
     elif key == UPKEEP:
         if value != OFF:
             parse_duration(value)
+    elif key in DAEMON_KEYS:
+        from metasync.runtime.daemon_keys import AFTER, CHECKS
+
+        CHECKS[key](value) if key != AFTER else parse_duration(value)
     elif match is None:
         _number(key, value, *NUMBERS[key])
     elif match[1] == "connections":
@@ -205,7 +220,7 @@ def understood(values: Mapping[str, str]) -> Limits:
     for key, value in values.items():
         check(key, value)
         match = _KEY.fullmatch(key)
-        if key in (SPECIAL_MODES, UPKEEP):
+        if key in (SPECIAL_MODES, UPKEEP, *DAEMON_KEYS):
             continue
         if match is None:
             numbers[key] = int(value)

@@ -53,7 +53,8 @@ class Client:
 
     def workspace(self, directory: str | os.PathLike[str]) -> WorkspaceState | None:
         """The state of the workspace that a folder lies in; None if the daemon does not keep it."""
-        above = {str(directory), *map(str, Path(directory).parents)}
+        here = real(directory)
+        above = {str(here), *map(str, here.parents)}
         return next((w for w in self.status().workspaces if w.directory in above), None)
 
     def push(self, directory: Path, *, on_event: Callable[[Event], None] = ignore, **words: Any) -> PushReport:
@@ -79,7 +80,7 @@ class Client:
 
     def sync_now(self, directory: Path) -> WorkspaceState:
         """Has it look, push and pull at once."""
-        return self._ask(WorkspaceState, "sync_now", directory=str(directory))
+        return self._ask(WorkspaceState, "sync_now", directory=str(real(directory)))
 
     def pause(self, directory: Path | None = None, seconds: float | None = None) -> DaemonState:
         """Has one workspace rest, or all; so long, or until `resume`."""
@@ -90,17 +91,18 @@ class Client:
 
     def answer(self, directory: Path, key: str, *, allow: bool) -> WorkspaceState:
         """Answers a problem that asks, by its key."""
-        return self._ask(WorkspaceState, "answer", directory=str(directory), key=key, allow=allow)
+        return self._ask(WorkspaceState, "answer", directory=str(real(directory)), key=key, allow=allow)
 
     def add(self, directory: Path) -> WorkspaceState:
-        return self._ask(WorkspaceState, "add", directory=str(directory))
+        return self._ask(WorkspaceState, "add", directory=str(real(directory)))
 
     def remove(self, directory: Path) -> None:
-        self._ask_for("remove", {"directory": str(directory)}, ANSWER_S)
+        self._ask_for("remove", {"directory": str(real(directory))}, ANSWER_S)
 
     def stop(self) -> None:
-        """Has it end; returns when it has been told."""
-        self._ask_for("stop", {}, ANSWER_S)
+        """Has it end; returns when it has been told, or has ended before it could answer."""
+        self._send("stop", {})
+        self._next(ANSWER_S)
 
     def metrics(self) -> str:
         """Its figures, in the text format of Prometheus."""
@@ -140,7 +142,7 @@ class Client:
         return values.decode(kind, self._ask_for(do, self._words(directory, words), None, on_event))
 
     def _words(self, directory: Path, words: Mapping[str, Any]) -> dict[str, Any]:
-        return {"directory": str(directory), "version": __version__, **words}
+        return {"directory": str(real(directory)), "version": __version__, **words}
 
     def _ask(self, kind: type[T], do: str, **args: Any) -> T:
         return values.decode(kind, self._ask_for(do, args, ANSWER_S))
@@ -198,5 +200,10 @@ def connected() -> Iterator[Client | None]:
         yield found
 
 
+def real(directory: str | os.PathLike[str]) -> Path:
+    """The folder by the name that the daemon has for it."""
+    return Path(os.path.realpath(directory))
+
+
 def _text(directory: Path | None) -> str | None:
-    return None if directory is None else str(directory)
+    return None if directory is None else str(real(directory))

@@ -15,7 +15,7 @@ from metasync.errors import CancelledError, UsageError
 from metasync.events import Event, Listener, Notice, ignore
 from metasync.reports.service import DaemonState
 from metasync.service.supervisor import Hear, Supervisor
-from metasync.service.wire.protocol import OtherVersionError, Request
+from metasync.service.wire.protocol import Request, UnservedError
 
 if TYPE_CHECKING:
     from metasync.reports.sync import PullReport, PushReport
@@ -114,7 +114,7 @@ class Desk:
     def _transfer(self, request: Request, call: Call) -> Any:
         args = request.args
         if args["version"] != __version__:
-            raise OtherVersionError(
+            raise UnservedError(
                 f"the daemon runs version {__version__}, this command {args['version']}",
                 next_step="Start it anew: metasync daemon stop, metasync daemon start.",
             )

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from metasync import __version__
-from metasync.errors import MetaSyncError, UsageError, WorkspaceError
+from metasync.errors import MetaSyncError, UsageError
 from metasync.local import settings as preferences
 from metasync.local.settings import Settings
 from metasync.reports.service import DaemonState, Kind, Problem, WorkspaceState
 from metasync.service.registry import Registry
-from metasync.session.folder import STATE_DIR, absolute, folder_above
+from metasync.service.wire.protocol import UnservedError
+from metasync.session.folder import STATE_DIR, folder_above
 
 if TYPE_CHECKING:
     from metasync.workspace import Workspace
@@ -96,10 +97,10 @@ class Kept:
 
     @property
     def keeper(self) -> Keeping:
-        """`WorkspaceError` while there is none."""
+        """`UnservedError` while there is none."""
         if (keeper := self._keeper) is None:
             problem = next(iter(self._state.problems), None)
-            raise WorkspaceError(
+            raise UnservedError(
                 f"the daemon cannot work on {self.directory} now" + (f": {problem.text}" if problem else ""),
                 next_step=problem.next_step if problem else "Run again in a moment.",
             )
@@ -246,7 +247,7 @@ class Supervisor:
 
     def add(self, directory: Path) -> WorkspaceState:
         """Registers the workspace that a folder lies in, and keeps it. `WorkspaceError` if it lies in none."""
-        folder = folder_above(directory)
+        folder = folder_above(os.path.realpath(directory))  # by whichever of its names it is asked for later
         self._registry.add(folder)
         return self._keep(folder).state()
 
@@ -261,8 +262,8 @@ class Supervisor:
         self._hear(str(kept.directory), None)
 
     def kept(self, directory: str | os.PathLike[str]) -> Kept:
-        """The workspace that a folder lies in. `UsageError` if the daemon keeps none there."""
-        given = absolute(directory)
+        """The workspace that a folder, by its real path, lies in. `UsageError` if the daemon keeps none there."""
+        given = Path(directory)  # nothing is asked of the disk: another workspace's may hang
         with self._lock:
             for folder in (given, *given.parents):
                 if folder in self._kept:

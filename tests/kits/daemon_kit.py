@@ -5,14 +5,18 @@ No test here waits for time to pass: it waits for what it needs to have happened
 
 from __future__ import annotations
 
+import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from metasync import daemon
 from metasync.local.settings import Settings
 from metasync.reports.service import Problem, WorkspaceState
 from metasync.service.desk import Call, Desk
@@ -20,6 +24,7 @@ from metasync.service.registry import Registry
 from metasync.service.supervisor import Beside, Keeping, Supervisor
 from metasync.service.wire import protocol, sockets
 from metasync.service.wire.server import Server
+from metasync.workspace import Workspace
 
 HUNG_S = 60.0
 
@@ -96,8 +101,10 @@ class FakeKeeper:
 class Fleet:
     """A supervisor on fake keepers. `fails`: what is raised when the next keepers of a folder are made, by its name."""
 
-    def __init__(self, root: Path, beside: Callable[[Path], Sequence[Beside]] = lambda _: ()) -> None:
-        self.root = root
+    def __init__(
+        self, root: Path, beside: Callable[[Path], Sequence[Beside]] = lambda _: (), kind: type[FakeKeeper] = FakeKeeper
+    ) -> None:
+        self.root, self._kind = root, kind
         self.keepers: dict[str, FakeKeeper] = {}
         self.made: list[str] = []
         self.fails: dict[str, list[Exception]] = {}
@@ -110,7 +117,7 @@ class Fleet:
         self.made.append(directory.name)
         if self.fails.get(directory.name):
             raise self.fails[directory.name].pop(0)
-        made = self.keepers[directory.name] = FakeKeeper(directory, settings, tell)
+        made = self.keepers[directory.name] = self._kind(directory, settings, tell)
         return made
 
     def folder(self, name: str) -> Path:
@@ -132,8 +139,10 @@ class Fleet:
 
 
 @contextmanager
-def fleet(root: Path, beside: Callable[[Path], Sequence[Beside]] = lambda _: ()) -> Iterator[Fleet]:
-    made = Fleet(root, beside)
+def fleet(
+    root: Path, beside: Callable[[Path], Sequence[Beside]] = lambda _: (), kind: type[FakeKeeper] = FakeKeeper
+) -> Iterator[Fleet]:
+    made = Fleet(root, beside, kind)
     try:
         yield made
     finally:
@@ -170,3 +179,47 @@ def heard(line: socket.socket) -> dict[str, Any]:
     found = sockets.Lines(line, protocol.ANSWER_BYTES_MAX).next(HUNG_S)
     assert found is not None
     return protocol.document_of(found)
+
+
+class WorkingKeeper(FakeKeeper):
+    """A keeper that works when it is asked to, with a workspace that stays open, in a thread of its own."""
+
+    def __init__(self, directory: Path, settings: Settings, tell: Callable[[WorkspaceState], None]) -> None:
+        super().__init__(directory, settings, tell)
+        self._work: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.called = 0
+
+    def start(self) -> None:
+        self._thread.start()
+        super().start()
+
+    def call(self, do: Callable[[Any], Any]) -> Any:
+        self.called += 1
+        outcome: Future[Any] = Future()
+        self._work.put((do, outcome))
+        return outcome.result(HUNG_S)
+
+    def stop(self) -> None:
+        self._work.put(None)
+        self._thread.join(HUNG_S)
+        super().stop()
+
+    def _run(self) -> None:
+        with Workspace.open(self.directory) as workspace:
+            while (item := self._work.get()) is not None:
+                do, outcome = item
+                try:
+                    outcome.set_result(do(workspace))
+                except BaseException as e:  # the caller's
+                    outcome.set_exception(e)
+
+
+def run_fake() -> None:
+    """A daemon on fake keepers in this process: `python -c "import daemon_kit; daemon_kit.run_fake()"`."""
+    daemon.run(make=FakeKeeper if not os.environ.get("HANGS") else _Hanging)
+
+
+class _Hanging(FakeKeeper):
+    def stop(self) -> None:
+        threading.Event().wait()

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from metasync.merge import changes
-from metasync.reports import accounts, backends, history, members, settings, start, sync
+from metasync.reports import accounts, backends, history, members, service, settings, start, sync
+from metasync.service import install
 from metasync.session import evidence
 from metasync.terminal import text as _text
 from metasync.testing import contract
@@ -28,10 +29,24 @@ FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXIT_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 130)
 
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The fields that a document of this type has, for a document with more of its own."""
+    hints = typing.get_type_hints(kind, localns={**REPORTED, **vars(sys.modules[kind.__module__])})
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in _text.NO_VALUES}
+
+
+# What reports name that their own module imports for type checkers alone.
+REPORTED = {
+    name: value
+    for module in (backends, history, changes, members, evidence, sync)
+    for name, value in vars(module).items()
+}
+
 COMMANDS: dict[str, Any] = {
     "init": start.InitReport,
     "clone": start.CloneReport | start.ClonePreview,
-    "status": backends.Status,
+    "status": {**fields_of(backends.Status), "daemon": service.WorkspaceState | None},
     "push": sync.PushReport,
     "pull": sync.PullReport,
     "sync": {"pull": sync.PullReport, "push": sync.PushReport},
@@ -72,10 +87,19 @@ COMMANDS: dict[str, Any] = {
     "config set": settings.SettingsReport | backends.BackendChange,
     "config get": {"key": str, "value": str | None},
     "ui": {"url": str},
+    **dict.fromkeys(("daemon start", "daemon status", "daemon pause", "daemon resume"), service.DaemonState),
+    "daemon run": {},
+    "daemon stop": {"was_running": bool},
+    **{name: {"directory": str, "is_running": bool} for name in ("daemon add", "daemon remove")},
+    "daemon log": {"entries": tuple[dict[str, str | float | bool | None], ...]},
+    "daemon install": install.Installed,
     "completion": {"shell": str, "script": str},
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
 """What each command reports: a dataclass, or the types of its document's own fields."""
+
+FOR_EVER = {"paused_until_s": {"anyOf": [{"type": "number"}, {"const": "inf"}, {"type": "null"}]}}
+"""Fields whose infinity is written as a word: JSON has none."""
 
 ERROR = {
     "type": "object",
@@ -84,21 +108,11 @@ ERROR = {
 }
 
 
-# What reports name that their own module imports for type checkers alone.
-REPORTED = {
-    name: value
-    for module in (backends, history, changes, members, evidence, sync)
-    for name, value in vars(module).items()
-}
-
-
 def schema_of(kind: Any) -> dict[str, Any]:
     """The schema of a value of this type, as `terminal.text.value` gives it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind, localns=REPORTED)
-        fields = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in _text.NO_VALUES}
-        return object_of(fields)
+        return object_of(fields_of(kind))
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [schema_of(k) for k in inner]}
     if origin is typing.Literal:
@@ -122,7 +136,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 def object_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {name: schema_of(kind) for name, kind in fields.items()},
+        "properties": {name: FOR_EVER.get(name) or schema_of(kind) for name, kind in fields.items()},
         "required": sorted(fields),
     }
 

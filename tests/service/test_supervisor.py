@@ -85,7 +85,7 @@ def test_a_request_for_one_that_cannot_be_opened_says_why(made: Fleet, monkeypat
     made.fails["docs"] = [WorkspaceError("the drive is away", next_step="Mount it.")]
     made.supervisor.add(made.folder("docs"))
     wait_for(lambda: made.supervisor.state().workspaces[0].doing == "stuck")
-    with pytest.raises(WorkspaceError, match="the drive is away") as e:
+    with pytest.raises(protocol.UnservedError, match="the drive is away") as e:
         do(made, "sync_now", directory=str(made.root / "docs"))
     assert e.value.next_step == "Mount it."
 

@@ -366,7 +366,7 @@ def test_another_version_is_told_so_that_the_command_does_it_by_itself(made: Fle
     made.keep("docs")
     line = sockets.connect(served.path, HUNG_S)
     assert line is not None
-    with client.Client(line) as daemon, pytest.raises(protocol.OtherVersionError):
+    with client.Client(line) as daemon, pytest.raises(protocol.UnservedError):
         daemon.push(made.root / "docs", version="0.0.1")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from metasync.errors import RefusedError
+from metasync.runtime.addresses import is_loopback as is_loopback
 
 SERVICE = "metasync"
 """What secrets in the keyring are filed under: `keyring set metasync ACCOUNT`."""
@@ -66,11 +67,6 @@ def sendable(text: str, what: str) -> str:
             next_step="Copy it again, without quotes, spaces and line ends.",
         )
     return text
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server of this name is this machine: nobody reads along on the way. IPv6 in brackets or not."""
-    return host in {"localhost", "[::1]", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
 def caution(scheme: str, host: str, what: str) -> str:

@@ -50,8 +50,8 @@ REQUESTS: Final[Mapping[str, Mapping[str, Any]]] = {
 OPTIONAL: Final[Mapping[str, Any]] = {"message": "", "dry_run": False, "force": False}
 
 
-class OtherVersionError(MetaSyncError):
-    """The daemon runs another version of the program than the caller: their reports may differ. Do it without it."""
+class UnservedError(MetaSyncError):
+    """The daemon cannot do this now, or is of another version than the caller: a command does it by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def error_of(told: Any) -> MetaSyncError:
     if not isinstance(told, dict) or not isinstance(told.get("message"), str):
         raise FormatError("an error without a message")
     name = str(told.get("kind"))
-    kind = OtherVersionError if name == OtherVersionError.__name__ else getattr(errors, name, MetaSyncError)
+    kind = UnservedError if name == UnservedError.__name__ else getattr(errors, name, MetaSyncError)
     if kind is errors.FormatError or not (isinstance(kind, type) and issubclass(kind, MetaSyncError)):
         kind = MetaSyncError
     step = told.get("next_step")

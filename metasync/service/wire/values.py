@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from metasync.errors import FormatError
-from metasync.local.spill import Paths
 
 T = TypeVar("T")
 INFINITE: Final = "inf"  # JSON has no word for it: a pause until it is ended
@@ -30,7 +29,7 @@ def encode(x: Any) -> Any:
         return x.decode("utf-8", "surrogateescape")
     if isinstance(x, Mapping):
         return {str(key): encode(value) for key, value in x.items()}
-    if isinstance(x, tuple | list | Paths):
+    if isinstance(x, Sequence) and not isinstance(x, str):  # or what is equal to one, on disk
         return [encode(value) for value in x]
     return INFINITE if x == math.inf else x
 

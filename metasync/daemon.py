@@ -1,0 +1,252 @@
+"""The daemon: keeps the user's workspaces in step, in one process for all of them.
+
+    run      in this process, until it is told to stop
+    start    in a process of its own; returns when that answers
+    stop     ends it; returns when it has ended
+
+One runs for each user of a machine: it holds a lock for as long as it lives. A daemon that was killed leaves nothing
+that stops the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from metasync.errors import UsageError, WorkspaceError
+from metasync.local.settings import Settings
+from metasync.reports.service import DaemonState, WorkspaceState
+from metasync.service import client, install
+from metasync.service.brokers.push_channel import PushChannel
+from metasync.service.desk import Call, Desk
+from metasync.service.registry import Registry, daemon_folder
+from metasync.service.supervisor import Beside, Keeping, Make, Supervisor
+from metasync.service.telling import metrics
+from metasync.service.telling.logs import Log, log_path
+from metasync.service.telling.notices import Notices
+from metasync.service.telling.story import Entry, happened
+from metasync.service.wire import sockets
+from metasync.service.wire.server import Server
+
+LOCK: Final = "daemon.lock"
+OUTPUT: Final = "daemon.out"  # what a daemon of its own process prints before it has a log
+START_S: Final = 20.0  # for it to answer: a slow machine loads Python for a few seconds
+STOP_S: Final = 10.0
+STEP_S: Final = 0.05  # between looks whether it answers, or has ended
+_children: Final[list[subprocess.Popen[bytes]]] = []  # daemons that this process started: they are not waited for
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def make_keeper(directory: Path, settings: Settings, tell: Callable[[WorkspaceState], None]) -> Keeping:
+    made: Keeping = importlib.import_module("metasync.service.keeper").Keeper(directory, settings=settings, tell=tell)
+    return made
+
+
+def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[Entry], None] = lambda _: None) -> None:
+    """Keeps what is registered in step, and the workspaces at `add`, until it is stopped by request or signal.
+
+    `also` is told each entry of the log. For the main thread. `WorkspaceError`: another daemon runs; there is no place
+    for its socket.
+    """
+    path = place()
+    with _alone(path.parent), contextlib.closing(Log(log_path(), also)) as log:
+        ends = _End()
+        supervisor = Supervisor(Registry(), make, _beside(log, lambda: supervisor.state()))
+        supervisor.subscribe(_Story(log).hear)
+        desk = Desk(supervisor, ends.set, lambda: metrics.text(supervisor.state))
+        with (
+            ends.by_signals(),
+            contextlib.closing(Server(path, desk, Call, lambda text: log.say("socket", text=text))) as s,
+        ):
+            log.say("started", pid=os.getpid())
+            supervisor.start()
+            for directory in add:
+                supervisor.add(directory)
+            s.start()
+            ends.wait()
+            log.say("stopping")
+            if not supervisor.stop():
+                log.say("stopped", level="warning", text="a workspace did not end in time; it is as after a kill")
+                _leave(s, log)
+        log.say("stopped")
+
+
+def _leave(server: Server, log: Log) -> None:
+    """Ends the process although a thread hangs, in a mount that does not answer: two seconds are promised."""
+    server.close()
+    log.close()
+    os._exit(0)
+
+
+def _beside(log: Log, state: Callable[[], DaemonState]) -> Callable[[Path], Sequence[Beside]]:
+    pages = metrics.Pages(state)
+    folder = daemon_folder()
+
+    def attach(directory: Path) -> Sequence[Beside]:
+        return (Notices(directory, folder, log.say), PushChannel(log.say), metrics.PagesBeside(pages))
+
+    return attach
+
+
+class _Story:
+    """Writes what happens to the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._before: dict[str, WorkspaceState] = {}
+
+    def hear(self, directory: str, state: WorkspaceState | None) -> None:
+        with self._lock:
+            before = self._before.pop(directory, None)
+            if state is not None:
+                self._before[directory] = state
+            entries = [] if state is None else happened(before, state)
+        for entry in entries:
+            self._log.write(entry)
+
+
+def place() -> Path:
+    """Where its socket is. `UsageError` where none is to run."""
+    path = sockets.socket_path()
+    if path is None:
+        raise UsageError(f"{sockets.SWITCH}=off: no daemon is to run", next_step=f"Unset {sockets.SWITCH}.")
+    return path
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the daemon's lock. `WorkspaceError` if another one runs."""
+    sockets.private_folder(folder)
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkspaceError(
+                "a daemon of yours runs already",
+                next_step="Look: metasync daemon status. To end it: metasync daemon stop.",
+            ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+class _End:
+    """That the daemon is to end, told by any thread, or by a signal.
+
+    A signal may reach another thread than the one that waits: then its handler runs only when that one goes on. So the
+    interpreter itself writes to the pipe. An event would not do: a handler may interrupt whoever holds its lock.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+
+    def set(self) -> None:
+        with contextlib.suppress(OSError):  # it is full, or closed: it was told
+            os.write(self._write, b"x")
+
+    def wait(self) -> None:
+        os.read(self._read, 1)
+
+    @contextlib.contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """The first signal ends in order, the second at once. For the main thread."""
+        came: list[int] = []
+
+        def end(number: int, _frame: FrameType | None) -> None:
+            if came:
+                os._exit(128 + number)
+            came.append(number)
+
+        before = {number: signal.signal(number, end) for number in SIGNALS}
+        woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(woken)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def start(add: Path | None = None) -> DaemonState:
+    """Starts a daemon unless one runs, and has it keep the workspace at `add` too. Returns when it answers.
+
+    Where it is installed as a service, that is started. `WorkspaceError`: it ended at once, with what it said.
+    """
+    place()
+    daemon = client.connect()
+    if daemon is None:
+        if install.is_installed():
+            install.start()
+            daemon = _answering(lambda: None)
+        else:
+            daemon = _spawn()
+    with daemon:
+        if add is not None:
+            daemon.add(add)
+        return daemon.status()
+
+
+def _spawn() -> client.Client:
+    """A daemon in a session of its own: it outlives the terminal, and its parent is the system's first process."""
+    folder = daemon_folder()
+    sockets.private_folder(folder)
+    output = os.open(folder / OUTPUT, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        child = subprocess.Popen(  # noqa: S603 - this very program
+            install.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", start_new_session=True
+        )
+
+        _children.append(child)
+
+        def look() -> None:
+            if child.poll() is not None:
+                said = os.pread(output, 4096, 0).decode("utf-8", "replace").strip()
+                raise WorkspaceError(
+                    f"the daemon ended at once: {said or f'with code {child.returncode}'}",
+                    next_step="See what it says: metasync daemon run.",
+                )
+
+        return _answering(look)
+    finally:
+        os.close(output)
+
+
+def _answering(look: Callable[[], None]) -> client.Client:
+    """A line to the daemon, as soon as it answers. `look` raises when that is not to be waited for."""
+    ends = time.monotonic() + START_S
+    while time.monotonic() < ends:
+        if (daemon := client.connect()) is not None:
+            return daemon
+        look()
+        time.sleep(STEP_S)
+    raise WorkspaceError(f"the daemon does not answer after {START_S:.0f} s", next_step="Look: metasync daemon log.")
+
+
+def stop() -> bool:
+    """Ends the daemon; returns when it has ended. False: none ran. `WorkspaceError`: it has not within STOP_S."""
+    path = place()
+    daemon = client.connect()
+    if daemon is None:
+        return False
+    with daemon:
+        pid = daemon.status().pid
+        daemon.stop()
+    ends = time.monotonic() + STOP_S
+    while time.monotonic() < ends:
+        with contextlib.suppress(WorkspaceError), _alone(path.parent):
+            return True
+        time.sleep(STEP_S)
+    raise WorkspaceError(f"the daemon has not ended after {STOP_S:.0f} s", next_step=f"End it: kill -9 {pid}")

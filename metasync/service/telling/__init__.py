@@ -1,0 +1,1 @@
+"""What the daemon tells the user without being asked: notices, its log, its figures."""
