@@ -27,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-deltas bench-heal bench-small fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-deltas bench-heal bench-small fuzz model check docs dist audit reference recording pictures format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -148,6 +148,9 @@ reference: $(STAMP) ## the command reference and the man pages anew, from the co
 
 recording: $(STAMP) ## the picture of a session in README anew, from a session in a terminal (docs/recording)
 	$(BIN)/python docs/recording/make.py
+
+pictures: $(STAMP) ## the pictures of the page anew, in a Chromium (docs/pictures)
+	$(BIN)/python docs/pictures/make.py
 
 format: $(STAMP) ## format and mend what ruff can mend
 	$(BIN)/ruff format .

@@ -47,7 +47,8 @@ class Shown:
         status = await self.workers.read(lambda w: w.status())
         if not self.workers.is_changing:
             self.own.looked(status)
-        return views.status(status)
+        state = None if self.keeper is not None else views.state(self.own.state, by_daemon=False)
+        return {**views.status(status), "state": state}
 
     async def storage(self) -> Any:
         """The backends, and which keep the same."""

@@ -68,16 +68,15 @@ class Server:
                     access_log=False, proxy_headers=False, server_header=False, date_header=False,
                     limit_concurrency=CONNECTIONS_MAX, h11_max_incomplete_event_size=HEADER_BYTES_MAX,
                     timeout_graceful_shutdown=GRACE_S,
-                )
+                ),
+                self._ended,
             )  # fmt: skip
             with _signals(self._loop, self._ended):
                 serving = asyncio.create_task(server.serve(sockets=[self._socket]))
                 self._wait(self.first_page_s)
                 ready(self.gate)
-                ended = asyncio.create_task(self._ended.wait())
-                await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
+                await self._ended.wait()
                 live.end()
-                server.should_exit = True
                 await serving
         finally:
             if self._timer is not None:
@@ -106,7 +105,15 @@ class Server:
 
 
 class _Quiet(uvicorn.Server):
-    """A server that leaves signals to whoever runs it."""
+    """A server that leaves signals to whoever runs it, and does not wake ten times a second: `ended` ends it."""
+
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ended = ended
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._ended.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

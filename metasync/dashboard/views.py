@@ -1,4 +1,4 @@
-"""What the page is told: reports as JSON values, bounded, with names that hide nothing. Pure.
+"""What the page is told: reports as JSON values, bounded, with names that hide nothing.
 
 A path goes out twice: as text to be shown, and as an *id* that comes back when it is meant, its bytes in base64url.
 Texts come from other devices and from servers: what is not printable in them is escaped here, so that a name cannot
@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -81,7 +82,7 @@ def state(s: WorkspaceState, *, by_daemon: bool) -> Json:
     activity = s.activity
     return {
         "id": workspace_id(Path(s.directory)),
-        "directory": printable(s.directory),
+        "directory": printable(_from_home(s.directory)),
         "name": printable(s.name),
         "daemon": by_daemon,
         "doing": s.doing,
@@ -119,6 +120,12 @@ def state(s: WorkspaceState, *, by_daemon: bool) -> Json:
         "paused": s.paused_until_s is not None,
         "paused_until": seconds(s.paused_until_s),
     }
+
+
+def _from_home(directory: str) -> str:
+    """A folder below the user's own as people write it."""
+    home = os.path.expanduser("~").rstrip("/")
+    return f"~{directory.removeprefix(home)}" if home and directory.startswith(f"{home}/") else directory
 
 
 def problem(p: Problem) -> Json:

@@ -42,10 +42,12 @@ cat >"$root/fonts.conf" <<FONTS
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig>
-  <include ignore_missing="yes">/etc/fonts/fonts.conf</include>
   <dir>$root/unpacked/usr/share/fonts</dir>
   <cachedir>$root/fonts</cachedir>
-  <match target="pattern"><edit name="family" mode="prepend" binding="strong"><string>Inter</string></edit></match>
+  <alias binding="strong"><family>sans</family><prefer><family>Inter</family></prefer></alias>
+  <alias binding="strong"><family>sans-serif</family><prefer><family>Inter</family></prefer></alias>
+  <alias binding="strong"><family>system-ui</family><prefer><family>Inter</family></prefer></alias>
+  <include ignore_missing="yes">/etc/fonts/fonts.conf</include>
 </fontconfig>
 FONTS
 cat >"$wrapper.new" <<WRAPPER

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from page_kit import HUNG_S, Served, served
+from page_kit import HUNG_S, Ear, Served, served
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.dashboard import views
@@ -378,25 +376,6 @@ def test_a_mistake_of_ours_is_told_without_what_it_holds(page: Served, monkeypat
 
 
 # ---- as it happens
-
-
-class Ear:
-    """What one open page is told."""
-
-    def __init__(self, page: Served) -> None:
-        self.connection = http.client.HTTPConnection(HOST, page.server.port, timeout=HUNG_S)
-        self.connection.request("GET", page.gate.path + "api/events", headers={"cookie": page.cookie})
-        self.response = self.connection.getresponse()
-        assert self.response.getheader("content-type") == "text/event-stream"
-
-    def close(self) -> None:
-        self.response.close()
-        self.connection.close()
-
-    def states(self) -> Iterator[Any]:
-        while line := self.response.readline():
-            if line.startswith(b"data: "):
-                yield json.loads(line[6:])
 
 
 def test_an_open_page_is_told_what_a_push_does(page: Served, laptop: Workspace) -> None:

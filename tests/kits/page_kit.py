@@ -100,6 +100,25 @@ class Served:
         return self.post(f"api/{self.id}/do/{action}", fields)
 
 
+class Ear:
+    """What one open page is told."""
+
+    def __init__(self, page: Served) -> None:
+        self.connection = http.client.HTTPConnection(HOST, page.server.port, timeout=HUNG_S)
+        self.connection.request("GET", page.gate.path + "api/events", headers={"cookie": page.cookie})
+        self.response = self.connection.getresponse()
+        assert self.response.getheader("content-type") == "text/event-stream"
+
+    def close(self) -> None:
+        self.response.close()
+        self.connection.close()
+
+    def states(self) -> Iterator[Any]:
+        while line := self.response.readline():
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+
 @contextlib.contextmanager
 def served(directories: Sequence[Path], *, keeper: Source | None = None, port: int = 0) -> Iterator[Served]:
     """Serves a page until the end of the block."""

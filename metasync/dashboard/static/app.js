@@ -1,7 +1,7 @@
 // The frame: which workspace and which view is shown, what is told as it happens, and how actions end.
 
 import { act, listen, look, Refused } from "./api.js";
-import { h, icon, put } from "./dom.js";
+import { h, icon, put, words } from "./dom.js";
 import { ask, failed, toast } from "./dialogs.js";
 import { chip } from "./state.js";
 import * as conflicts from "./conflicts.js";
@@ -27,6 +27,7 @@ const side = document.getElementById("side");
 const states = new Map();
 let chosen = null;
 let connected = true;
+let isFirst = true; // the first view does not take the focus: it is at the top, where the link to the content is
 let shown = 0; // counts views: an answer that comes late must not be put in place of a newer view
 let live = null; // what the view that is shown wants to be told
 
@@ -74,6 +75,10 @@ const page = {
   done,
   go,
   toast,
+  take: (next) => {
+    states.set(next.id, next);
+    if (next.id === chosen) drawSide();
+  },
   again: () => show({ quiet: true }),
   href: (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`,
 };
@@ -97,15 +102,16 @@ async function show({ quiet = false } = {}) {
       h("div", { class: "head" }, h("h1", {}, title)),
       h("div", { class: "card problem blocks", role: "alert" },
         h("h3", {}, icon("alert"), h("span", {}, error.message)),
-        error.step && h("p", { class: "quiet" }, error.step),
+        error.step && h("p", { class: "quiet" }, words(error.step)),
         h("div", { class: "actions" }, h("button", { type: "button", onclick: () => show() }, icon("sync"), "Try again"))),
     ];
   }
   if (turn !== shown) return;
   live = told;
   put(main, nodes);
-  if (!quiet) main.focus({ preventScroll: true });
-  if (!quiet) window.scrollTo(0, 0);
+  if (!quiet && !isFirst) main.focus({ preventScroll: true });
+  if (!quiet && !isFirst) window.scrollTo(0, 0);
+  isFirst = false;
 }
 
 function drawSide() {
@@ -126,8 +132,8 @@ function drawSide() {
     h("nav", { "aria-label": "Views" }, h("ul", {}, links)),
     h("div", { class: "foot" },
       now && chip(now, connected),
-      !connected && h("span", {}, "The page has ended. Run `metasync ui` again."),
-      now && connected && h("span", {}, now.daemon ? "Kept in step by the daemon." : "No daemon keeps this folder in step: `metasync daemon start` does.")));
+      !connected && h("span", {}, words("The page has ended. Run `metasync ui` again.")),
+      now && connected && h("span", {}, words(now.daemon ? "Kept in step by the daemon." : "No daemon keeps this folder in step: `metasync daemon start` does."))));
 }
 
 function toggle(event) {

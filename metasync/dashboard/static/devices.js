@@ -1,7 +1,7 @@
 // Devices that belong to the workspace, and invitations for new ones.
 
 import { qr } from "./charts.js";
-import { h, icon, put } from "./dom.js";
+import { h, icon, put, words } from "./dom.js";
 import { ask, open } from "./dialogs.js";
 import { ago, listed, sentence } from "./words.js";
 
@@ -25,9 +25,9 @@ export async function view(page) {
         : h("p", { class: "empty" }, "None waits to be used.")),
     found.withdraw.length > 0 && h("div", { class: "card problem" },
       h("h3", {}, icon("alert"), "Logins to be withdrawn"),
-      h("p", {}, "Revoked devices still have these logins at the providers. Withdraw them there, then say so with `metasync device confirm`."),
+      h("p", {}, words("Revoked devices still have these logins at the providers. Withdraw them there, then say so with `metasync device confirm`.")),
       h("ul", {}, found.withdraw.map((w) => h("li", {}, h("bdi", {}, `${w.device} at ${w.backend}: ${w.what}`))))),
-    h("p", { class: "small quiet" }, "To revoke a device, run `metasync device revoke NAME`: it changes the keys, and shows a new recovery phrase once."),
+    h("p", { class: "small quiet" }, words("To revoke a device, run `metasync device revoke NAME`: it changes the keys, and shows a new recovery phrase once.")),
   ];
   return { nodes };
 }

@@ -1,6 +1,6 @@
 // Questions, words about what went wrong, and notes that go by themselves.
 
-import { h, put } from "./dom.js";
+import { h, put, words } from "./dom.js";
 import { sentence } from "./words.js";
 
 /** Opens a dialog. `build(close)` gives what stands in it; the promise has what `close` was called with, or null. */
@@ -25,7 +25,7 @@ export function open(title, build) {
 /** Asks before something is done. `text`: paragraphs, or nodes. */
 export async function ask({ title, text, yes, danger = false }) {
   const said = await open(title, (close) => [
-    text.map((t) => (typeof t === "string" ? h("p", {}, t) : t)),
+    text.map((t) => (typeof t === "string" ? h("p", {}, words(t)) : t)),
     h("div", { class: "actions" },
       h("button", { type: "button", autofocus: true, onclick: () => close(null) }, "Cancel"),
       h("button", { type: "button", class: danger ? "danger" : "main", onclick: () => close(true) }, yes)),
@@ -37,7 +37,7 @@ export async function ask({ title, text, yes, danger = false }) {
 export function failed(error) {
   return open("That did not work", (close) => [
     h("p", { role: "alert" }, sentence(error.message)),
-    error.step && h("p", { class: "note" }, sentence(error.step)),
+    error.step && h("p", { class: "note" }, words(sentence(error.step))),
     h("div", { class: "actions" }, h("button", { type: "button", class: "main", autofocus: true, onclick: () => close() }, "Close")),
   ]);
 }

@@ -52,6 +52,11 @@ export function icon(name) {
   return svg("svg", { class: `icon icon-${name}`, viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" }, drawn);
 }
 
+/** A text whose commands, between backticks, stand out. */
+export function words(text) {
+  return text.split("`").map((part, n) => (n % 2 ? h("code", {}, part) : part));
+}
+
 /** Puts nodes in place of all that an element holds. */
 export function put(element, ...nodes) {
   element.replaceChildren(...nodes.flat(9).filter((node) => node !== null && node !== undefined && node !== false));

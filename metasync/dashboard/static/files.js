@@ -88,7 +88,7 @@ async function file(page, number, newest, e) {
   return [
     h("div", { class: "row" }, icon("file"), h("strong", { class: "grow" }, h("bdi", {}, e.text)),
       h("span", { class: "small quiet" }, `${size(e.size)}, changed ${moment(e.time)}`), download(page, number, e), restoreButton(page, number, newest, e, e.text)),
-    h("h3", {}, "Versions in which it changed"),
+    h("h2", {}, "Versions in which it changed"),
     h("ul", { class: "rows" }, rows.map((i) => h("li", { class: "row" },
       h("span", { class: "grow" }, h("a", { href: page.href("files", i.version, e.id) }, i.message || `Version ${i.version}`),
         h("span", { class: "small quiet" }, ` ${i.message ? `version ${i.version}, ` : ""}${i.device}, ${ago(i.time)}`)),

@@ -1,7 +1,7 @@
 // The history: versions over time by device, and what each of them changed.
 
 import { timeline } from "./charts.js";
-import { h, icon } from "./dom.js";
+import { h, icon, words } from "./dom.js";
 import { ago, count, moment, size } from "./words.js";
 
 export async function view(page, [version]) {
@@ -17,7 +17,7 @@ async function all(page) {
     picture && h("div", { class: "card" }, h("h2", {}, "Versions over time, by device"), picture),
     h("div", { class: "card" },
       versions.length ? h("ul", { class: "rows" }, versions.map((i) => entry(page, i))) : h("p", { class: "empty" }, "Nothing was pushed yet."),
-      log.items.length >= log.most && h("p", { class: "small quiet" }, `The newest ${log.most} are shown. \`metasync log\` lists all.`)),
+      log.items.length >= log.most && h("p", { class: "small quiet" }, words(`The newest ${log.most} are shown. \`metasync log\` lists all.`))),
   ];
   return { nodes };
 }
@@ -58,13 +58,13 @@ async function one(page, version) {
       shown.changes.length
         ? h("ul", { class: "rows" }, shown.changes.map((c) => changed(page, v.version, c)))
         : h("p", { class: "empty" }, v.events.length ? v.events.join("; ") : "It has the files of the version before."),
-      shown.count > shown.changes.length && h("p", { class: "small quiet" }, `The first ${shown.changes.length} are shown. \`metasync show ${v.version}\` lists all.`)),
+      shown.count > shown.changes.length && h("p", { class: "small quiet" }, words(`The first ${shown.changes.length} are shown. \`metasync show ${v.version}\` lists all.`))),
   ];
   return { nodes };
 }
 
 function changed(page, version, c) {
-  const [sign, words] = KINDS[c.kind];
+  const [sign, what] = KINDS[c.kind];
   const kind = c.kind in { added: 1, deleted: 1, renamed: 1 } ? c.kind : "modified";
   const facts = c.after ?? c.before;
   const where = c.after ? page.href("files", version, c.id) : page.href("files", String(version - 1), c.id);
@@ -73,6 +73,6 @@ function changed(page, version, c) {
     h("span", { class: `sign ${kind}`, "aria-hidden": "true" }, sign),
     h("span", { class: "grow" }, c.was && [h("bdi", {}, c.was), " → "],
       facts.kind === "file" && version > 1 ? h("a", { href: where }, h("bdi", {}, c.text)) : h("bdi", {}, c.text)),
-    h("span", { class: "small quiet" }, words),
+    h("span", { class: "small quiet" }, what),
     facts.kind === "file" && h("span", { class: "small quiet number" }, sizes));
 }

@@ -1,7 +1,7 @@
 // The state at a glance: in step or not, what goes on, what needs the user, and how the backends fare.
 
 import { bar, room } from "./charts.js";
-import { h, icon, put } from "./dom.js";
+import { h, icon, put, words } from "./dom.js";
 import { open } from "./dialogs.js";
 import { entry } from "./history.js";
 import { health, phase, tone } from "./state.js";
@@ -12,6 +12,7 @@ export async function view(page) {
   const problems = h("div", { class: "stack", id: "problems" });
   const moving = h("div", {});
   const [status, log] = await Promise.all([page.look("overview"), page.look("log")]);
+  if (status.state) page.take(status.state);
   const draw = (state) => {
     put(hero, heroOf(page, state, status));
     put(problems, state.problems.map((p) => problemOf(page, p)));
@@ -64,7 +65,7 @@ function heroOf(page, state, status) {
     h("div", { class: "disc" }, icon(sign)),
     h("div", { class: "told" },
       h("h2", { id: "headline" }, headline(state, status)),
-      state.why && h("p", {}, sentence(state.why)),
+      state.why && h("p", {}, words(sentence(state.why))),
       h("p", { class: "quiet" }, `${version}.`),
       running && h("p", { class: "small" }, phase(state.activity)),
       part !== null && bar([[part, "used"]], phase(state.activity))),
@@ -125,7 +126,7 @@ function problemOf(page, p) {
   const goes = { conflict: ["conflicts", "Compare and choose"], backend: ["storage", "See storage"], space: ["storage", "See storage"], fork: ["storage", "See storage"] }[p.kind];
   return h("div", { class: `card problem ${p.blocks ? "blocks" : ""}` },
     h("h3", {}, icon("alert"), h("span", {}, sentence(p.text))),
-    p.next_step && h("p", {}, sentence(p.next_step)),
+    p.next_step && h("p", {}, words(sentence(p.next_step))),
     p.since !== null && h("p", { class: "small quiet" }, `Noticed ${ago(p.since)}.`),
     (p.asks || goes) && h("div", { class: "actions" },
       p.asks && h("button", { type: "button", class: "danger", onclick: () => answer(true) }, WHAT[p.asks]),

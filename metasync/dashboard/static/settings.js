@@ -1,6 +1,6 @@
 // What is set for this workspace on this device, and what all devices agreed on.
 
-import { h } from "./dom.js";
+import { h, words as told } from "./dom.js";
 import { sentence } from "./words.js";
 
 const HERE = [
@@ -40,7 +40,7 @@ function field(page, key, name, words, value) {
   };
   return h("form", { class: "field", onsubmit: save },
     h("label", { for: id }, name),
-    h("span", { class: "small quiet", id: `${id}-words` }, words),
+    h("span", { class: "small quiet", id: `${id}-words` }, told(words)),
     h("div", { class: "row" },
       h("input", { id, name: "value", value, autocomplete: "off", spellcheck: "false", "aria-describedby": `${id}-words` }),
       h("button", {}, "Save", h("span", { class: "hidden" }, ` ${name}`))));

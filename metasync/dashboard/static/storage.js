@@ -1,7 +1,7 @@
 // The backends: how each fares, whether it is to be trusted, what it holds, and which of them keep the same data.
 
 import { room, tones, weave } from "./charts.js";
-import { h, icon, svg } from "./dom.js";
+import { h, icon, svg, words } from "./dom.js";
 import { health } from "./state.js";
 import { ago, count, listed, percent, sentence, size } from "./words.js";
 
@@ -21,7 +21,7 @@ export async function view(page) {
         weave(storage.together, names),
         h("h3", { class: "hidden" }, "The same in words"),
         h("ul", {}, storage.together.slice(0, 12).map((part) => h("li", { class: "small" }, `${percent(part.share)} of the data: `, h("bdi", {}, listed(part.backends)))))),
-      storage.moving.packs > 0 && h("p", { class: "note" }, `${count(storage.moving.packs, "pack")} (${size(storage.moving.bytes)}) still to be moved to where the backends of today want them. \`metasync rebalance\` does that at once.`),
+      storage.moving.packs > 0 && h("p", { class: "note" }, words(`${count(storage.moving.packs, "pack")} (${size(storage.moving.bytes)}) still to be moved to where the backends of today want them. \`metasync rebalance\` does that at once.`)),
       status.trailing.map((t) => h("p", { class: "note" }, `${count(t.packs, "pack")} (${size(t.bytes)}) still to be copied to ${t.backend}.`)),
       status.withdraw.length > 0 && h("p", { class: "note bad" }, `Logins of revoked devices that were not withdrawn yet: ${listed(status.withdraw)}. See Devices.`)),
   ];
