@@ -28,6 +28,7 @@ HOST: Final = "127.0.0.1"
 COOKIE: Final = "metasync"
 BODY_BYTES_MAX: Final = 64 << 10  # of a request: names, a passphrase, a few words
 SECRET_BYTES: Final = 32
+ENTRY: Final = "/"  # where the browser is sent; it holds no data
 SAFE: Final = frozenset({"GET", "HEAD"})
 
 POLICY: Final = (
@@ -112,7 +113,9 @@ class Gate:
         if method not in SAFE and method != "POST":
             return Refusal(405, "This cannot be done here.")
         foreign = headers.get("origin", self.origin if method in SAFE else "") != self.origin
-        if foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        is_entry = method in SAFE and path == ENTRY  # the file that opens the browser is another site
+        site = headers.get("sec-fetch-site", "same-origin")
+        if foreign or (site not in ("same-origin", "none") and not is_entry):
             return Refusal(403, "Another site asks.")
         if method == "POST" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return Refusal(415, "Only JSON is taken here.")

@@ -17,6 +17,7 @@ import pytest
 from page_kit import Served, served
 from workspace_kit import PASSPHRASE, Lab, write
 
+from metasync.commands import ui
 from metasync.dashboard.views import path_id
 from metasync.workspace import Workspace
 
@@ -118,6 +119,55 @@ def test_the_state_is_seen_and_the_address_shows_no_token(tab: Any, page: Served
     assert seen.inner_text("main").count("Healthy") == 3
     seen.reload()
     seen.wait_for_selector("#headline")
+
+
+def test_the_file_that_opens_the_browser_leads_to_the_page(browser: Any, page: Served, tmp_path: Path) -> None:
+    """A page of a file is another site; what it leads to is the page all the same, and its reload too."""
+    opened: list[str] = []
+    ui.opened(page.gate.url, tmp_path, opened.append)
+    context = browser.new_context()
+    seen = context.new_page()
+    seen.goto(opened[0])
+    seen.wait_for_selector("#headline")
+    seen.reload()
+    seen.wait_for_selector("#headline")
+    (cookie,) = context.cookies(page.gate.origin + page.gate.path)
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", page.gate.path)
+    assert context.cookies(page.gate.origin + "/elsewhere") == []
+    context.close()
+
+
+def test_another_site_in_the_same_browser_gets_nothing(browser: Any, page: Served) -> None:
+    """A server on another port of this host is the same site to a browser: it is another origin, and has no path."""
+    context = browser.new_context()
+    seen = context.new_page()
+    seen.goto(page.gate.url)
+    seen.wait_for_selector("#headline")
+    asked: list[str | None] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.all_headers().get("cookie"))
+        route.fulfill(body="<!doctype html><title>evil</title>", content_type="text/html")
+
+    evil = context.new_page()
+    evil.route("http://127.0.0.1:9/**", answer)
+    evil.goto("http://127.0.0.1:9/")
+    assert asked == [None]
+    url = f"{page.gate.origin}{page.gate.path}api/{page.id}/"
+    read = "(url) => fetch(url, { credentials: 'include' }).then((r) => r.text(), (e) => e.name)"
+    assert evil.evaluate(read, url + "overview") == "TypeError"
+    change = (
+        "(url) => fetch(url, { method: 'POST', credentials: 'include', mode: 'no-cors', body: '{\"seconds\": null}',"
+        " headers: { 'content-type': 'text/plain' } }).then((r) => r.type, (e) => e.name)"
+    )
+    assert evil.evaluate(change, url + "do/pause") in ("opaque", "TypeError")
+    assert page_settings(page, context)["paused"] == ""
+    context.close()
+
+
+def page_settings(page: Served, context: Any) -> Any:
+    """What is set, as the browser that opened the page is told."""
+    return context.request.get(f"{page.gate.origin}{page.gate.path}api/{page.id}/settings").json()
 
 
 def test_a_second_browser_is_told_why_it_sees_nothing(tab: Any, page: Served, browser: Any) -> None:
@@ -254,6 +304,19 @@ def test_a_setting_is_changed_and_a_wrong_one_is_told(tab: Any, page: Served, la
     seen.get_by_role("button", name="Save Upload limit").click()
     seen.get_by_text("Upload limit: 2M").wait_for()
     assert laptop.settings().settings == {"limit.up": "2M"}
+
+
+def test_what_holds_for_all_devices_is_asked_for_twice(tab: Any, page: Served, laptop: Workspace) -> None:
+    seen = tab()
+    go(seen, page, "settings")
+    for sure, keep in (("Cancel", None), ("Change it for all devices", "last=2")):
+        seen.get_by_label("Versions that are kept").fill("last=2")
+        seen.get_by_role("button", name="Save Versions that are kept").click()
+        seen.get_by_role("dialog").get_by_role("button", name=sure).click()
+        seen.get_by_role("dialog").wait_for(state="detached")
+        if keep is not None:
+            seen.get_by_text("Versions that are kept: last=2").wait_for()
+        assert laptop.keep().keep == keep
 
 
 def test_the_end_of_the_program_is_told(browser: Any, page: Served) -> None:

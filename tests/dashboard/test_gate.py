@@ -152,8 +152,10 @@ def test_a_change_without_an_origin_is_refused(kept: Served) -> None:
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_a_request_of_another_site_is_refused_even_with_the_cookie(kept: Served, site: str) -> None:
-    for path in paths(kept):
+    for path in (*paths(kept), "/open.js", "/page.css"):
         assert kept.get(path, sec_fetch_site=site).status == 403
+    assert kept.post("/open", {"token": "x"}, sec_fetch_site=site).message == "Another site asks."
+    assert kept.get("/", sec_fetch_site=site).status == 200  # where the file that opens the browser leads
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 // What is set for this workspace on this device, and what all devices agreed on.
 
+import { ask } from "./dialogs.js";
 import { h, words as told } from "./dom.js";
 import { sentence } from "./words.js";
 
@@ -17,6 +18,11 @@ const AGREED = [
   ["copies", "Copies of everything", "More are safer, and take more room. Fewer may need the passphrase: then `metasync config set copies`"],
   ["keep", "Versions that are kept", "Such as last=10 daily=7 weekly=5 monthly=12. Empty: all"],
 ];
+
+const SURE = { // what an agreed setting does, for the question before it is changed
+  copies: "It holds for all devices. What is stored already is copied, or its surplus deleted, by and by.",
+  keep: "It holds for all devices. Versions that it does not keep are dropped by the next `metasync gc` on any of them, for good. What is in the newest version stays.",
+};
 
 export async function view(page) {
   const set = await page.look("settings");
@@ -36,6 +42,7 @@ function field(page, key, name, words, value) {
   const save = async (event) => {
     event.preventDefault();
     const typed = event.target.elements.value.value.trim();
+    if (key in SURE && !(await ask({ title: `${name}: ${typed || "all"}?`, text: [SURE[key]], yes: "Change it for all devices" }))) return;
     if ((await page.done("set", { key, value: typed || null })) !== null) page.toast(typed ? `${name}: ${typed}` : `${name} is not set any more.`);
   };
   return h("form", { class: "field", onsubmit: save },
