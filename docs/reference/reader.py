@@ -25,7 +25,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -46,6 +46,7 @@ BLOB, FILE, DIR, SNAPSHOT = 1, 2, 3, 4  # kinds of objects (F 1.4)
 PREPARE, ACCEPT, DECIDED = 1, 2, 3  # kinds of entries (8)
 UNITS = {1: 256, 2: 256, 6: 1024, 7: 1024, 8: 1024, 15: 1024, 17: 1024}  # of sealed records by kind (2); others 512
 MOST_WORK = 100_663_296  # KiB times iterations that all key slots together may cost (3)
+RIDES = 1 << 63  # in a state's generation of its index: the index root is in the log entries of its version (8)
 MOST_CACHED = 160 << 20  # bytes of unpacked segments that are kept
 MOST_TREE = 8 << 30  # bytes of paths and entries that a tree may say (F 3.1)
 MOST_CHUNKS = 1 << 22  # of one file (F 2.4)
@@ -340,13 +341,12 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
 # Records of agreement: each of these reads one, and refuses it unless its own signatures are right --------------------
 
 
-def read_state(raw: bytes) -> Record:
-    """A state (8)."""
-    return read(STATE, raw, "a state")
+read_state = partial(read, STATE, what="a state")  # (8)
 
 
 def follows(state: Record, base: Record) -> bool:
     """Whether a state follows another, by the numbers in both (8)."""
+    same_rest = (state.config, state.devices) == (base.config, base.devices) and state.index != base.index
     same_keys = (state.epoch, state.keyring, state.min_format) == (base.epoch, base.keyring, base.min_format)
     return (
         (state.v, state.prev, state.ns_id, state.era) == (base.v + 1, base.hash, base.ns_id, base.era)
@@ -357,6 +357,7 @@ def follows(state: Record, base: Record) -> bool:
         and base.min_format <= state.min_format
         and any(state.writer)
         and (same_keys or state.devices != base.devices)
+        and (state.index_gen < RIDES or (state.v % 16 and state.v & (state.v - 1) and (any(base.index) and same_rest)))
     )
 
 
@@ -380,16 +381,13 @@ def open_slot(slot: Record, secret: bytes) -> Record:
     return opened
 
 
-def read_ring(data: bytes) -> Record:
-    """A keyring (4)."""
-    return read(RING, data, "a keyring", "keyring 1", lambda ring: ring.chain[-2:][0])
+read_ring = partial(read, RING, what="a keyring", context="keyring 1", signer=lambda ring: ring.chain[-2:][0])  # (4)
 
 
 def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
     """A ring's `epochs` (keys by epoch, all older ones too) and `id_key`. None if it is sealed to none of the slots."""
     by_id = {(3, hkdf(key, b"", "slot id")): key for key in slot_keys}
-    row = next((row for row in ring.recipients if row.to in by_id), None)
-    if row is None:
+    if (row := next((row for row in ring.recipients if row.to in by_id), None)) is None:
         return None
     secret = decrypt(hkdf(by_id[row.to], ring.salt, "ring"), 0, row.wrapped, b"", "a keyring")
     content = unseal(ring.body, 2, secret, ring.head, "a keyring")
@@ -730,12 +728,13 @@ class Workspace:
         config = read_config(carried[value.config]) if value.config in carried else old[0]
         devices = read_devices(carried[value.devices], self.ns_id) if value.devices in carried else old[1]
         check_step(value, base, (config, devices), old)
-        tag = entry.tags.get(2, b"")  # the index root itself, perhaps: sealed anew it has the hash that is named
-        for key in self.keys.of(base.epoch, base.keyring) if len(tag) > 32 else ():
+        tag = entry.tags.get(2, b"") if value.index_gen >= RIDES else b""
+        for key in self.keys.of(base.epoch, base.keyring) if 32 < len(tag) <= 32 + 1536 else ():
             header = b"\x01\x06" + now + tag[:32]
             plain = (number(4, len(tag) - 32) + tag[32:]).ljust(record_length(6, tag[32:]) - 58, b"\0")
             box = AESGCM(hkdf(hkdf(key, b"", "log"), tag[:32], "record 6"))
             carried[sha256(header + box.encrypt(bytes(12), plain, header + self.ns_id))] = tag[32:]
+        require(value.index_gen < RIDES or value.index in carried, "an entry does not carry the index of its value")
         self.carried |= carried
 
     def replay(self, place: Path, voter: Record, base: Record) -> Record:
@@ -970,9 +969,14 @@ class Contents:
         self.packs: dict[tuple[int, bytes], Record] = {}
         self.where: dict[bytes, list[Record]] = {}
         self.cache: OrderedDict[tuple[int, bytes, int], bytes] = OrderedDict()
-        gone = set[tuple[int, bytes]]()
-        root = space.named(f"meta/{state.index_gen}", state.index, 6, "the index root") if any(state.index) else b""
-        for row in reversed(read(INDEX_ROOT, root, "the index root").rows) if root else ():
+        gone, rows, left = set[tuple[int, bytes]](), list[Record](), 17  # roots that go on from one another (F 6.1)
+        generation, name = state.index_gen % RIDES, state.index
+        while left and any(name):
+            root = read(INDEX_ROOT, space.named(f"meta/{generation}", name, 6, "the index root"), "the index root")
+            rows, before, left = root.rows + rows, root.tags.get(1, bytes(40)), left - 1
+            require(len(before) == 40 and (left or not any(before)), "an index root goes on from no root, or too many")
+            generation, name = int.from_bytes(before[:8], "big"), before[8:]
+        for row in reversed(rows):
             with space.report.passing("a part of the index is passed over: what it lists is missed", 1, DamageError):
                 data = row.tags.get(1) or space.named(f"meta/{row.generation}", row.hash, 6, "an index segment")
                 whole = len(data) == row.size and (1 not in row.tags or sha256(data) == row.hash)
@@ -1215,16 +1219,13 @@ def of_version(contents: Contents, v: int | None) -> bytes | None:
 
 def secret_of(args: argparse.Namespace) -> tuple[int, bytes] | None:
     """Kind of slot and what opens it, from the file that the user named (3)."""
-    path = args.passphrase_file or args.phrase_file
-    if path is None:
+    if (path := args.passphrase_file or args.phrase_file) is None:
         return None
-    text = path.read_text(encoding="utf-8").rstrip("\r\n")
-    if not text.strip():
+    if not (text := path.read_text(encoding="utf-8").rstrip("\r\n")).strip():
         raise StopError(f"{path} is empty")
     if args.passphrase_file:
         return 1, unicodedata.normalize("NFC", text).encode()
-    words = " ".join(unicodedata.normalize("NFKD", text).lower().split())
-    if not Mnemonic("english").check(words):
+    if not Mnemonic("english").check(words := " ".join(unicodedata.normalize("NFKD", text).lower().split())):
         raise StopError("these words are no recovery phrase: one of them is misspelled, or missing")
     return 2, words.encode()
 
@@ -1235,8 +1236,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     if len(found) != 1:
         several = f"name one of these with --workspace: {', '.join(shown(one.name) for one in found)}"
         raise StopError(several if found else "nothing here opens with this: was it changed?")
-    space = found[0]
-    state = space.newest(args.unproven)
+    state = (space := found[0]).newest(args.unproven)
     report.note(f"workspace {shown(space.name)}, version {state.v}, fingerprint {state.v}-{state.hash.hex()[:10]}")
     contents = Contents(space, state)
     for one in contents.history() if args.history else ():

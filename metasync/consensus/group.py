@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from metasync.config import Config
-from metasync.consensus import learner, reconfigure
+from metasync.consensus import learner, reconfigure, riding
 from metasync.consensus.chain import ancestor, fetch_ring, fetch_state, follow_keys, learn_skip
 from metasync.consensus.eras import over_eras
-from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, read_heads, write_head, write_hints
+from metasync.consensus.hints import WAIT_S, check_heads, read_head, read_heads, write_head, write_hints
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import (
     CONST_BYTES_MAX,
@@ -27,12 +27,12 @@ from metasync.consensus.objects import (
 )
 from metasync.consensus.participant import Barred, Participant, Standing, decode_agreed_config
 from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
-from metasync.consensus.records.entry import SignedEntry
+from metasync.consensus.records.entry import RANDOM_BYTES
 from metasync.consensus.records.log_replay import ValueRules, check_config, fault_named
-from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, check_min_fmt
+from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, check_min_fmt, hint_is_due
 from metasync.consensus.truncation import Progress, bound_logs
 from metasync.errors import FormatError
-from metasync.keys.derive import RecordKind
+from metasync.keys.derive import RecordKind, read_header
 from metasync.keys.device_set import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Task
@@ -183,8 +183,9 @@ class Group:
     def _propose(self, base: State, make_value: MakeValue, op_id: bytes | None, deadline_s: float) -> Task:
         yield from self._make_sure_of_fence(base, deadline_s)
         instance = yield from self.enter(base)
+        made = partial(riding.made, make_value, partial(self.settle, base))
         try:
-            return (yield from propose(self.participant, instance, make_value, op_id, deadline_s))
+            return (yield from propose(self.participant, instance, made, op_id, deadline_s))
         except BehindFloorError:  # decided long ago: what, the chain of the newest state tells
             latest = yield from over_eras(learner.get_recent, self.participant, self.enter, base, deadline_s)
             state = yield from self.state_at(latest, base.v + 1)
@@ -219,6 +220,7 @@ class Group:
         `births`: nonces of the acceptors that join; `follow` was told the ways to them. See `reconfigure.prepare`.
         """
         instance = yield from self.enter(base)
+        yield from self.settle(base)
         yield from reconfigure.prepare(self.participant, instance, new, births, refs)
         digest = yield from reconfigure.put_config(self.participant, base, instance.config, new)
         self.participant.configs[digest] = check_config(new)
@@ -280,15 +282,8 @@ class Group:
 
         None where these tell nothing: another device had begun there, or none can be had.
         """
-        instance = yield from self.enter(before, ahead=True)
-        asked = {a.name: a.first_entry(state.v) for a in instance.acceptors.values() if a.reach() is not None}
-        got: Mapping[str, Any] = yield Gather(asked, deadline_s=deadline_s)
-        for signed in got.values():
-            if isinstance(signed, SignedEntry) and signed.entry.round.incarnation == state.writer:
-                device = instance.devices.get(signed.entry.device_id)
-                if device is not None and signed.verifies(device.sign_public):
-                    return device.device_id
-        return None
+        instance: Instance = yield from self.enter(before, ahead=True)
+        return (yield from instance.writer_of(state, deadline_s))
 
     # meta objects
 
@@ -332,10 +327,23 @@ class Group:
         if ref == NOTHING:
             return b""
         if ref.hash in self.participant.riding:
-            return self.participant.riding[ref.hash]
+            return self.participant.riding[ref.hash][RANDOM_BYTES:]
         opened = partial(open_named, self.participant.keys, RecordKind.META, ref.hash)
         copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
         return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
+
+    def name_root(self, base: State, root: bytes, *, generation: int) -> Task:
+        """Names an index root that is to ride in the entries of the version after `base`. -> (Ref, what they carry)."""
+        digest, data = yield from self._sealed(RecordKind.META, lambda: root, base)
+        return Ref(generation, digest), read_header(data).random + root
+
+    def get_roots(self, state: State, is_known: Callable[[bytes], bool]) -> Task:
+        """-> {name: root} of the index of `state` and of those before, where they ride: see `riding.roots`."""
+        return self.participant.alone(riding.roots(self.participant, self.enter, state, is_known))
+
+    def settle(self, state: State) -> Task:
+        """Makes objects of the index root of a decided state where it rides, and of those that it goes on from."""
+        return riding.settle(self.participant, self.enter, state, lambda s, data: self._put_meta(s, s.index, data))
 
     def put_const(self, base: State, plaintext: bytes) -> Task:
         """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""
@@ -366,10 +374,14 @@ class Group:
         config = self.participant.configs.get(state.config, self.newest_config)
         members = {a.acceptor_id for _, a in config.acceptors} if now or hint_is_due(state.v) else set()
         links = {a: link for a, link in self._linked() if a in members}
-        return write_hints(self.participant, links, base, state, everywhere=everywhere)
+        if links:
+            yield from self.settle(state)  # a new device starts from a hint
+        return (yield from write_hints(self.participant, links, base, state, everywhere=everywhere))
 
     def bound_logs(self, state: State, progress: Progress, now_s: float, **limits: Any) -> Task:
         """One step towards short logs, after a push; see `truncation.bound_logs`. -> bool: something was done."""
+        if state.index_rides:
+            return False  # a sleeper starts from a floor; a version whose index does not ride comes soon
         instance = yield from self.enter(state)
         return (yield from bound_logs(self.participant, instance, progress, now_s, **limits))
 
@@ -398,14 +410,7 @@ class Group:
     def read_births(self, state: State) -> Task:
         """Asks every acceptor whether it is still the one the config means. -> {agreed name: Standing}."""
         instance: Instance = yield from self.enter(state)
-        got = yield Gather({a.name: a.read_birth() for a in instance.acceptors.values()}, deadline_s=WAIT_S)
-        out = {}
-        for name in instance.names:
-            fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
-            standing = self.participant.standings.get(name, fallback)
-            right = standing.kind in ("ok", "unknown", "down", "full") and got.get(name)
-            out[name] = fallback if right else standing
-        return out
+        return (yield from instance.read_births(WAIT_S))
 
     # inside
 
@@ -452,7 +457,9 @@ class Group:
             m.keys = yield from follow_keys(m, base, devices, self._links())
             if before is not None and before.v == base.v:
                 self.unfenced.append((before.base, base))
-        if ahead and (fault := fault_named(base, config, devices) or _fault_after(before, base, devices)):
+        if ahead and (
+            fault := fault_named(base, config, devices) or (before is not None and before.fault_after(base, devices))
+        ):
             raise FormatError(f"version {base.v}: {fault}")
         instance = Instance(m, config, devices, check_min_fmt(base))
         if not ahead:
@@ -488,13 +495,3 @@ class Group:
         unsound = {a for a, memory in m.acceptors.items() if memory.replaced or memory.rolled_back}
         reachable = {m.links[a]: path for a, path in paths.items() if a in m.links and a not in unsound}
         return (yield from put_everywhere(reachable, data, config.meta_copies, what))
-
-
-def _fault_after(before: Instance | None, base: State, devices: DeviceSet) -> str:
-    """What speaks against a state far ahead of the one that is known; "" if nothing."""
-    if before is None or base.v <= before.base.v or devices is before.devices:
-        return ""
-    old, new = before.devices.policy, devices.policy
-    if new.sequence < old.sequence or (new.sequence == old.sequence and new != old):
-        return "its policy is older than the one that this device knows"
-    return ""

@@ -29,15 +29,10 @@ from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeErr
 from metasync.keys.derive import read_header
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Task
 
-HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared
 AHEAD_MAX: Final = 1 << 20  # versions; a head that claims more beyond the newest is made up (consensus.md, rule 8.3)
 WAIT_S: Final = 5.0  # so long is waited for them
 HEAD_EVERY_S: Final = 60.0  # a process that pushes again and again writes its head so often, and in the end
-
-
-def hint_is_due(v: int) -> bool:
-    return v % HINT_EVERY == 0 or v & (v - 1) == 0
 
 
 def decided_entry(m: Participant, acceptor_id: bytes, base: State, state: State, entry_id: bytes) -> Entry:

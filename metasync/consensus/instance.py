@@ -9,22 +9,22 @@ slept longer must read again, and then meets the fence that a change of the conf
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from metasync.codec import UPGRADE
 from metasync.config import Config, Form
 from metasync.consensus.acceptors.block import BlockAcceptor
 from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.acceptors.view import AcceptorView, two_values
-from metasync.consensus.participant import Participant
+from metasync.consensus.participant import Participant, Standing
 from metasync.consensus.records.block_replay import Blocks
-from metasync.consensus.records.entry import Round
+from metasync.consensus.records.entry import Round, SignedEntry
 from metasync.consensus.records.log_replay import NEVER, Log, ValueRules
 from metasync.consensus.records.state import State
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.device_set import DeviceSet
-from metasync.runtime.effects import Task
+from metasync.runtime.effects import Gather, Task
 
 _FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
 SLEPT: Final = (
@@ -247,6 +247,37 @@ class Instance:
     def is_behind_floor(self) -> bool:
         """True when an acceptor has a floor above v: its logs may be deleted."""
         return any(a.floor is not None for a in self.acceptors.values())
+
+    def fault_after(self, base: State, devices: DeviceSet) -> str:
+        """What speaks against a state far ahead of this base, with the device set that it names; "" if nothing."""
+        if base.v <= self.base.v or devices is self.devices:
+            return ""
+        old, new = self.devices.policy, devices.policy
+        if new.sequence < old.sequence or (new.sequence == old.sequence and new != old):
+            return "its policy is older than the one that this device knows"
+        return ""
+
+    def writer_of(self, state: State, deadline_s: float) -> Task:
+        """-> id of the device that proposed `state` here, by first entries; None where these tell nothing."""
+        asked = {a.name: a.first_entry(state.v) for a in self.acceptors.values() if a.reach() is not None}
+        got: Mapping[str, Any] = yield Gather(asked, deadline_s=deadline_s)
+        for signed in got.values():
+            if isinstance(signed, SignedEntry) and signed.entry.round.incarnation == state.writer:
+                device = self.devices.get(signed.entry.device_id)
+                if device is not None and signed.verifies(device.sign_public):
+                    return device.device_id
+        return None
+
+    def read_births(self, wait_s: float) -> Task:
+        """-> {agreed name: Standing}: whether every acceptor is still the one that the config means."""
+        got = yield Gather({a.name: a.read_birth() for a in self.acceptors.values()}, deadline_s=wait_s)
+        out = {}
+        for name in self.names:
+            fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
+            standing = self.m.standings.get(name, fallback)
+            right = standing.kind in ("ok", "unknown", "down", "full") and got.get(name)
+            out[name] = fallback if right else standing
+        return out
 
     def check_fork(self) -> Task:
         """Has entries on another state than our base looked into, once each (`forks`). `ForkError` naming backends."""

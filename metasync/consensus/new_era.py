@@ -312,6 +312,7 @@ def _first(m: Participant, enter: Enter, ended: State, content: Content) -> Task
         config=(yield from stored(RecordKind.CONST, content.config.encode())),
         devices=(yield from stored(RecordKind.CONST, content.devices)),
         index=index,
+        index_rides=False,
         retained=retained,
         writer=ZERO_ID,
         op_id=content.op_id if content.carried is None else content.carried.op_id,

@@ -6,19 +6,18 @@ The requests on acceptors are in `acceptors`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from metasync.codec import Reader, ascending, check_format, u8, u16, u32, u64
 from metasync.config import Config, decode_config
-from metasync.consensus.objects import seal_object
-from metasync.consensus.records.entry import Claim, Entry, Seen, root_in
+from metasync.consensus.records.entry import Claim, Seen
 from metasync.consensus.records.era import EraRecord, Tombstone
 from metasync.consensus.records.log_replay import check_config
 from metasync.consensus.records.state import Ref, State
 from metasync.errors import FormatError
-from metasync.keys.derive import FORMAT, RecordKind
+from metasync.keys.derive import FORMAT
 from metasync.keys.device_set import DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Sleep, Task
@@ -28,6 +27,7 @@ RTT_FIRST_S: Final = 0.1  # assumed until the first reply
 RTT_MAX_S: Final = 2.0
 STATES_CACHED: Final = 256
 OBJECTS_KEPT: Final = 8  # a change names two
+RIDING_KEPT: Final = 32  # index roots that rode in logs: between two hints there are 15 at most
 MEMORY_MAX: Final = 1024
 ROUNDS_KEPT: Final = 1024  # versions whose rounds are known: nobody proposes again in one of so long ago
 TURN_S: Final = 0.01  # between looks whether another task still looks at logs
@@ -140,7 +140,8 @@ class Participant:
             set()
         )  # (device, state): words of other histories that nothing bears out
         self.added: dict[bytes, tuple[Ref, ...]] = {}  # what the vote read last said of it, by its value's hash
-        self.riding: dict[bytes, bytes] = {}  # the index root that a vote read last carried, by its name
+        self.riding: dict[bytes, bytes] = {}  # what entries carried of indexes (`ROOT_TAG`), by name
+        self.settled: dict[bytes, None] = {}  # those of them that are objects now, too
         self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest
         self.fenced: set[bytes] = set()  # states whose change of config or keys is known to be fenced off
         self.followed: dict[int, EraRecord] = {}  # records by which this process passed to another era
@@ -188,23 +189,28 @@ class Participant:
         known = seconds if self.rtt_s == RTT_FIRST_S else self.rtt_s  # the first reply tells more than a guess
         self.rtt_s = min(RTT_MAX_S, 0.7 * known + 0.3 * seconds)
 
-    def take_root(self, entry: Entry) -> None:
-        """Keeps the index root that an entry carries, if it is the one that its value names."""
-        carried = root_in(entry)
-        if entry.value is None or carried is None or entry.value.index.hash in self.riding:
-            return
-        random, root = carried
-        era, epoch = entry.base.era, entry.base.epoch
-        if (
-            seal_object(self.keys, RecordKind.META, root, era=era, epoch=epoch, random=random)[0]
-            == entry.value.index.hash
-        ):
-            self.riding = {entry.value.index.hash: root}
+    def keep_riding(self, value: State | None, riding: Mapping[bytes, bytes]) -> None:
+        """Keeps the index root of a value, if it is among these, by name: entries that count carried them."""
+        if value is not None and (digest := value.index.hash) in riding:
+            self.riding.pop(digest, None)
+            self.riding[digest] = riding[digest]
+            _bound(self.riding, RIDING_KEPT)
+
+    def note_settled(self, digest: bytes) -> None:
+        """Notes that an index root which rode in a log is an object now."""
+        self.settled[digest] = None
+        _bound(self.settled, RIDING_KEPT)
 
     def waited(self, seconds: float) -> None:
         """A look took so long: who only reads would otherwise take slow backends for silent ones."""
         if seconds > self.rtt_s:
             self.timed(seconds)
+
+
+def _bound(some: dict[bytes, Any], most: int) -> None:
+    """Drops the oldest."""
+    while len(some) > most:
+        del some[next(iter(some))]
 
 
 def decode_agreed_config(data: bytes) -> Config:

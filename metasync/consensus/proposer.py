@@ -254,11 +254,12 @@ class _Attempt:
             self.m.adding = change.op_id, change.adding
             self.own = successor(self.instance.base, change, skip=self.skip, writer=self.m.incarnation)
             rules = self.instance.rules
-            if why := rules.fault(self.own, *rules.carried(self.own, self.m.objects)):
+            if why := rules.fault(self.own, *rules.carried(self.own, self.m.objects), change.riding):
                 raise WorkspaceError(
                     f"this change contradicts the workspace's policy: {why}; nothing was changed",
                     next_step="What weakens the workspace takes its passphrase.",
                 )
+            self.m.keep_riding(self.own, rules.riding)
         return self.own
 
     def _journal(self) -> Task:

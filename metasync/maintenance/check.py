@@ -246,7 +246,8 @@ def beside(agreed: Agreed) -> list[tuple[str, Ref | bytes]]:
     """The objects beside the logs that an agreed state names: what each is, and where it is."""
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
-        named.append(("index", agreed.state.index))
+        roots = [agreed.state.index, *(Ref(*ref) for ref in agreed.root.before)]
+        named += [("index", ref) for ref in (roots[-1:] if agreed.state.index_rides else roots)]  # others are in logs
         named += [("index segment", Ref(*item.ref)) for item in agreed.root.apart]
     if agreed.state.retained.hash != ZERO_HASH:
         named.append(("list of what is kept", agreed.state.retained))

@@ -72,15 +72,16 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
 @contextlib.contextmanager
 def _reading_index(s: Session, state: State) -> Iterator[None]:
     """Reads the index of a decided state into the local cache meanwhile; the newest one shares much of it."""
-    begun = s.runtime.start(_index_files(s.group, state.index))
+    begun = s.runtime.start(_index_files(s.group, state))
     yield
     with contextlib.suppress(MetaSyncError):
         s.db.put_objects((digest, META_KIND, data) for digest, data in begun.result().items())
 
 
-def _index_files(group: Group, ref: Ref) -> Task:
+def _index_files(group: Group, state: State) -> Task:
     """-> an index root and its first segments, by hash."""
-    if ref.hash == ZERO_HASH:
+    ref = state.index
+    if ref.hash == ZERO_HASH or state.index_rides:
         return {}
     root: bytes = yield from group.get_meta(ref)
     listed = decode_root(root).apart

@@ -318,7 +318,8 @@ def _prepared(s: Session, wanted: Wanted, base: Agreed, new: Config) -> bytes:
         joining = {a: n for a, n in wanted.births.items() if a in {x.acceptor_id for _, x in new.acceptors}}
         ways = {a.acceptor_id: _way(s, wanted, e) for e, a in new.acceptors if a.acceptor_id in joining}
         s.group.follow(base.config, base.state.config, ways)
-        refs = [base.state.index, base.state.retained, *(Ref(*item.ref) for item in base.root.apart)]
+        apart = [*base.root.before, *(item.ref for item in base.root.apart)]
+        refs = [base.state.index, base.state.retained, *(Ref(*ref) for ref in apart)]
         refs = [ref for ref in refs if ref.hash != ZERO_HASH]
         digest: bytes = s.runtime.run(s.group.prepare_config(base.state, new, joining, refs))
     except BaseException:

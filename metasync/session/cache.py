@@ -20,7 +20,7 @@ from metasync.objects import directory
 from metasync.objects.model import Kind, decode_snapshot
 from metasync.runtime.limits import CACHE
 from metasync.session.session import Session
-from metasync.store.index import decode_root
+from metasync.session.write_index import root_at_hand
 
 MB_DEFAULT: Final = 1024
 LEFT_SHARE: Final = 4  # a quarter goes, so that not every command has to
@@ -59,8 +59,8 @@ def _add_needed(db: LocalDb, state: State, needed: IdSet) -> None:
     """Adds what a state names of what is cached, with its tree."""
     for digest in (state.config, state.devices, state.keyring, state.index.hash, state.retained.hash, state.master):
         _add(needed, [digest])
-    if (root := db.get_object(state.index.hash)) is not None:
-        _add(needed, (item.ref.hash for item in decode_root(root).items))
+    if (root := root_at_hand(db, state.index.hash)) is not None:
+        _add(needed, (one.hash for one in (*root.before, *(item.ref for item in root.items))))
     if (snapshot := db.get_object(state.master)) is None:
         return
     dirs = [decode_snapshot(snapshot).root]

@@ -24,6 +24,7 @@ def unaware(s: Session, state: State) -> dict[str, str]:
     """Brings the newest decided state to all that vote. -> those that do not know it by themselves, and why."""
     acceptors = {a.acceptor_id: b for b, a in s.config.acceptors}
     try:
+        s.runtime.run(s.group.settle(state))
         knowing = s.runtime.run(pass_on(s.group.participant, s.group.enter, state, PATIENCE_S))
         named = _named(s, state)
     except MetaSyncError as e:

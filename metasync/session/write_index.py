@@ -14,6 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
+from metasync.consensus.records.entry import RIDING_BYTES_MAX
+from metasync.consensus.records.state import hint_is_due
 from metasync.errors import CANNOT_BE_READ, FormatError, MetaSyncError, NoQuorumError
 from metasync.local.spill import Spool, Spooled
 from metasync.local.state_keys import META_KIND
@@ -74,11 +76,14 @@ class AgreedIndexes:
         return self._named(ref)
 
     def names_of(self, ref: Ref) -> set[Ref]:
-        """The records that an index consists of: its root, and the segments that have records of their own."""
+        """The records that an index consists of: its roots, and the segments that have records of their own.
+
+        Of a decided version whose index rides, once that was settled: before, it is in logs alone.
+        """
         if ref.hash == ZERO_HASH:
             return set()
-        root = pack_index.decode_root(self._db.get_object(ref.hash) or self._brought({ref.hash: ref})[ref.hash])
-        return {ref, *(Ref(*item.ref) for item in root.apart)}
+        root = self._whole(self._db.get_object(ref.hash) or self._brought({ref.hash: ref})[ref.hash], {})
+        return {ref, *(Ref(*one) for one in root.before), *(Ref(*item.ref) for item in root.apart)}
 
     def of(self, ref: Ref) -> Index:
         """The index of this name."""
@@ -88,8 +93,7 @@ class AgreedIndexes:
         """The index of this name, if the local cache holds all of it. Asks nobody."""
         if ref.hash == ZERO_HASH:
             return Index()
-        data = self._db.get_object(ref.hash)
-        root = pack_index.decode_root(data) if data is not None else None
+        root = root_at_hand(self._db, ref.hash)
         if root is None or self._missing(root):
             return None
         return Index(tuple(self._segment(i) for i in root.items))
@@ -134,19 +138,36 @@ class AgreedIndexes:
         """
         if ref.hash == ZERO_HASH:
             return IndexRoot(), Index()
-        data = self._db.get_object(ref.hash)
+        rides = of is not None and of.index_rides and root_at_hand(self._db, ref.hash) is None
+        data = None if rides else self._db.get_object(ref.hash)
         added = self._group.added(of) if of is not None else ()
         known = self._db.get_objects([r.hash for r in added])
         wanted = {r.hash: r for r in added if r.hash not in known}
         if data is not None:
             self._got({digest: _if_there(self._group.get_meta(r)) for digest, r in wanted.items()})
-            root = pack_index.decode_root(data)
+            root = self._whole(data, {})
             return root, self._of_root(root)
-        data = self._brought({ref.hash: ref}, wanted)[ref.hash]
-        root = pack_index.decode_root(data)
+        if of is not None and rides:
+            known_here = lambda name: root_at_hand(self._db, name) is not None  # noqa: E731
+            roots: dict[bytes, bytes] = self._runtime.run(self._group.get_roots(of, known_here))
+        else:
+            roots = self._brought({ref.hash: ref}, wanted)
+        root = self._whole(roots[ref.hash], roots)
         index = self._of_root(root, whole=True)
-        self._db.put_objects([(ref.hash, META_KIND, data)])
+        self._db.put_objects((digest, META_KIND, data) for digest, data in roots.items())
         return root, index
+
+    def _whole(self, data: bytes, roots: dict[bytes, bytes]) -> IndexRoot:
+        """The index root in these bytes, with what those hold that it goes on from. `roots`: such, by name; those that
+        had to be brought are added."""
+
+        def load(ref: pack_index.Ref) -> bytes:
+            if ref.hash not in roots:
+                cached = self._db.get_object(ref.hash)
+                roots[ref.hash] = cached if cached is not None else self._brought({ref.hash: Ref(*ref)})[ref.hash]
+            return roots[ref.hash]
+
+        return pack_index.joined(pack_index.decode_root(data), load)
 
     def _of_root(self, root: IndexRoot, *, whole: bool = False) -> Index:
         """Makes the index of this root. Segments that are cached are opened when the index is first asked, or at once.
@@ -251,18 +272,19 @@ class AgreedIndexes:
 
     @contextlib.contextmanager
     def storing(
-        self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], new: Iterable[IndexSegment]
-    ) -> Iterator[Callable[[], list[Ref]]]:
+        self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], new: Iterable[IndexSegment], *,
+        may_ride: bool = False,
+    ) -> Iterator[Callable[[], Stored]]:  # fmt: skip
         """Stores an index with new segments on enough acceptors, beside what the caller does.
 
         `root` and `segments` are the index of `base`; full tiers are merged, and small ones stand in the root. Yields
         a function that waits and returns the new names, the root's last. Segments wait in a spool, so that no two are
-        in memory.
+        in memory. `may_ride`: what is small need not be stored, for the version's log entries carry it.
         """
         spool = Spool()
         fresh = dict(_unstored(spool, segment) for segment in new)
         if not fresh:
-            yield list
+            yield Stored
             return
         items = [*root.items, *fresh]
         while crowd := crowded(IndexRoot(tuple(items))):
@@ -277,6 +299,14 @@ class AgreedIndexes:
         inside = {item: _inside(item, base, spool.get(p)) for item, p in fresh.items() if item.size <= INLINE_BYTES_MAX}
         apart = {item: place for item, place in fresh.items() if item not in inside}
 
+        if may_ride and _may_ride(base, [*root.items, *inside], items):
+            data = pack_index.encode_root(pack_index.root_after(pack_index.Ref(*base.index), [*inside.values()]))
+            if len(data) <= RIDING_BYTES_MAX:
+                ref, riding = self._runtime.run(self._group.name_root(base, data, generation=base.gen))
+                self._db.put_objects([(ref.hash, META_KIND, data)])
+                yield lambda: Stored([ref], riding)
+                return
+
         def make_root(refs: Sequence[Ref]) -> bytes:
             stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(apart, refs, strict=True)}
             named = (stored.get(item) or inside.get(item, item) for item in items)
@@ -285,13 +315,46 @@ class AgreedIndexes:
         parts = [partial(spool.get, place) for place in apart.values()]
         with self._runtime.beside(self._group.put_index(base, parts, make_root, generation=base.gen)) as put:
 
-            def stored() -> list[Ref]:
+            def stored() -> Stored:
                 refs, data = put()
                 all_data = chain((part() for part in parts), [data])
                 self._db.put_objects((ref.hash, META_KIND, d) for ref, d in zip(refs, all_data, strict=True))
-                return list(refs)
+                return Stored(refs)
 
             yield stored
+
+
+class Stored(list[Ref]):
+    """Names of what is new in an index, its root's last; empty if nothing is.
+
+    `riding`: what the entries of the version carry, where that root is no object; else b"".
+    """
+
+    def __init__(self, refs: Iterable[Ref] = (), riding: bytes = b"") -> None:
+        super().__init__(refs)
+        self.riding = riding
+
+
+def _may_ride(base: State, joined: Sequence[RootItem], items: Sequence[RootItem]) -> bool:
+    """Whether the index of the version after `base` may be in its log alone (consensus.md, rule 1.14).
+
+    `joined`: what its base lists, and the new segments that can stand in a root; `items`: all that it lists.
+    """
+    return joined == items and base.index != NOTHING and not hint_is_due(base.v + 1)
+
+
+def root_at_hand(db: LocalDb, digest: bytes) -> IndexRoot | None:
+    """The index root of this name with those that it goes on from, if the local cache holds all of them."""
+
+    def load(ref: pack_index.Ref) -> bytes:
+        if (data := db.get_object(ref.hash)) is None:
+            raise LookupError
+        return data
+
+    try:
+        return pack_index.joined(pack_index.decode_root(load(pack_index.Ref(0, digest))), load)
+    except LookupError:
+        return None
 
 
 def _unstored(spool: Spool, segment: IndexSegment) -> tuple[RootItem, slice]:

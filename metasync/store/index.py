@@ -18,12 +18,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from metasync.codec import Reader, Tags, check_format, encode_tags, u8, u32, u64
+from metasync.codec import Reader, Tags, check_format, encode_tags, u8, u32
 from metasync.errors import FormatError
-from metasync.keys.derive import sha256
 from metasync.objects.model import ID_BYTES, ObjectKind, check_object_kinds
+from metasync.store.index_root import (
+    AFTER_TAG,
+    INLINE_TAG,
+    ROOT_SEGMENTS_MAX,
+    ROOTS_MAX,
+    TIER_BYTES_BASE,
+    TIER_FACTOR,
+    IndexRoot,
+    Ref,
+    RootItem,
+    decode_root,
+    encode_root,
+    joined,
+    root_after,
+)
 from metasync.store.pack_format import (
     PLACE_BYTES,
     Located,
@@ -39,17 +53,29 @@ from metasync.store.pack_format import (
 if TYPE_CHECKING:
     from metasync.store.listed_packs import Listed, LivePacks
 
-__all__ = ["PackId", "PackRecord"]
+__all__ = [
+    "AFTER_TAG",
+    "INLINE_TAG",
+    "ROOTS_MAX",
+    "ROOT_SEGMENTS_MAX",
+    "TIER_BYTES_BASE",
+    "TIER_FACTOR",
+    "IndexRoot",
+    "PackId",
+    "PackRecord",
+    "Ref",
+    "RootItem",
+    "decode_root",
+    "encode_root",
+    "joined",
+    "root_after",
+]
 
 FORMAT = 1
-INLINE_TAG = 1  # of a root's entry: the bytes of the segment, whose SHA-256 is its name then
-TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
-TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
 MAP_OBJECTS_MAX = 100_000  # of an index: maps of so many ids take 17 MB; of more, tables that take a twentieth
 SEGMENT_BYTES_MAX = 256 << 20  # unpacked; a record of 64 MiB cannot say more, for ids do not shrink
 SEGMENT_OBJECTS_MAX = 200_000  # what a push puts into one segment: about 8 MiB, and five times as much to make it
-ROOT_SEGMENTS_MAX = 1 << 10
 OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
 PACK_AT = ID_BYTES + 1  # where the pack stands in it
 _HEAD_BYTES = 8  # of an id, in such a table: ids are hashes, and two that share these are told apart
@@ -57,13 +83,6 @@ SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
 _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
 _READ_TOGETHER = 10_000 * OBJECT.size  # bytes
 _KINDS = {int(k): k for k in ObjectKind}
-
-
-class Ref(NamedTuple):
-    """Names a meta object: the generation it was uploaded in, and its hash."""
-
-    generation: int
-    hash: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -343,64 +362,6 @@ def _check_objects(r: Reader, objects: bytes, sizes: Sizes) -> None:
                 raise r.fail("an object outside its segment")
     except IndexError:
         raise r.fail("an object in no pack, or outside its segments") from None
-
-
-class RootItem(NamedTuple):
-    """One segment as the root lists it: how large it is, and what it holds."""
-
-    ref: Ref
-    size: int
-    objects: int
-    packs: int
-    tags: Tags = ()
-
-    @property
-    def inline(self) -> bytes | None:
-        """The segment, where the root carries it and no object has it."""
-        return dict(self.tags).get(INLINE_TAG)
-
-    @property
-    def tier(self) -> int:
-        tier, limit = 0, TIER_BYTES_BASE
-        while self.size > limit:
-            tier, limit = tier + 1, limit * TIER_FACTOR
-        return tier
-
-
-class IndexRoot(NamedTuple):
-    """The segments of an index, oldest first."""
-
-    items: tuple[RootItem, ...] = ()
-    tags: Tags = ()
-
-    @property
-    def apart(self) -> tuple[RootItem, ...]:
-        """Those that are objects of their own."""
-        return tuple(i for i in self.items if i.inline is None)
-
-
-def encode_root(root: IndexRoot) -> bytes:
-    body = b"".join(
-        u64(i.ref.generation) + i.ref.hash + u64(i.size) + u64(i.objects) + u32(i.packs) + encode_tags(i.tags)
-        for i in root.items
-    )
-    return u8(FORMAT) + u32(len(root.items)) + body + encode_tags(root.tags)
-
-
-def decode_root(data: bytes) -> IndexRoot:
-    r = Reader(data, "index root")
-    check_format(r.u8(), "the pack index")
-    count = r.u32()
-    if count > ROOT_SEGMENTS_MAX:
-        raise r.fail(f"{count} segments")
-    items = tuple(
-        RootItem(Ref(r.u64(), r.take(ID_BYTES)), r.u64(), r.u64(), r.u32(), r.tags()) for _ in range(r.count(count, 61))
-    )
-    out = IndexRoot(items, r.tags())
-    r.end()
-    if any((own := i.inline) is not None and (i.size, i.ref.hash) != (len(own), sha256(own)) for i in items):
-        raise r.fail("a segment in it that is not the one it names")
-    return out
 
 
 def listed_in(segments: Sequence[IndexSegment]) -> Listed:

@@ -8,10 +8,10 @@ id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from metasync.consensus import JOURNAL_KEY, Change, Decided, Ref, State
+from metasync.consensus import JOURNAL_KEY, Change, Decided, State
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.keys.device_set import expired
@@ -307,22 +307,25 @@ class _Push:
         -> the change to propose, and new names that other systems cannot hold.
         """
         s, devices = self.s, None
-        with s.indexes.storing(base.state, base.root, base.segments, upload.index_segments()) as stored:
+        changes_devices = joins or expired(base.devices, base.state.v)
+        new = upload.index_segments()
+        with s.indexes.storing(base.state, base.root, base.segments, new, may_ride=not changes_devices) as stored:
             odd = here.unportable
             store_scan(s.db, here.seen)  # true of the disk whatever comes, and needed if we crash before the report
             upload.nearly_finish(s.runtime.clock)
             s.listener(Phase("agree"))
             with agreement.preparing(s, base.state):
-                if joins or expired(base.devices, base.state.v):
+                if changes_devices:
                     from metasync.members.admission import changed_devices
 
                     devices = changed_devices(s, base.state, base.devices)
                 upload.finish()
-                refs: Sequence[Ref] = stored()
+                refs = stored()
         if trails := upload.trails():
             late_copies.note(s.db, trails)  # before others may name them: nothing that is promised is forgotten
         index, adding = (refs[-1], tuple(refs[:-1])) if refs else (None, ())
-        return Change(op_id=self.op_id, master=master, index=index, devices=devices, adding=adding), odd
+        change = Change(op_id=self.op_id, master=master, index=index, devices=devices, adding=adding)
+        return replace(change, index_rides=bool(refs.riding), riding=refs.riding), odd
 
     def agree(self, base: Agreed, change: Change) -> Decided:
         self._doubt_quorum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,13 @@ from paxos_world import change
 from test_counting import Logs
 
 from metasync.consensus import Ref, State, group, participant
-from metasync.consensus.group import CONSTS_KEPT, _fault_after
-from metasync.consensus.objects import Copy, const_path, created, get_anywhere, seal_object
+from metasync.consensus.group import CONSTS_KEPT
+from metasync.consensus.instance import Instance
+from metasync.consensus.objects import Copy, const_path, created, get_anywhere
 from metasync.consensus.participant import (
     OBJECTS_KEPT,
     OP_TIMEOUT_S,
+    RIDING_KEPT,
     STATES_CACHED,
     Remembered,
     Standing,
@@ -25,7 +28,6 @@ from metasync.consensus.participant import (
 )
 from metasync.consensus.records.entry import Kind, Seen, entry_path, open_entry, seal_entry
 from metasync.errors import BackendError, FormatError, UnreachableError
-from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime.effects import Reply, Task
 
@@ -71,27 +73,25 @@ def test_before_its_first_look_it_has_heard_nobody(one: One) -> None:
     assert one.group.heard == frozenset()
 
 
-def test_a_root_that_rides_without_a_value_is_nobodys(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device may put one into a message that names no index."""
-    monkeypatch.setattr(participant, "root_in", lambda _: (bytes(32), b"root"))
-    entry: Any = SimpleNamespace(value=None)
-    one.m.take_root(entry)
-    assert one.m.riding == {}
+def test_roots_that_ride_are_bounded(one: One) -> None:
+    """The newest stay; one that is met again counts as new. What no entry carried is not kept."""
+    names = [bytes([n]) * 32 for n in range(RIDING_KEPT + 1)]
 
+    def keep(name: bytes, carried: dict[bytes, bytes]) -> None:
+        value: Any = SimpleNamespace(index=Ref(1, name))
+        one.m.keep_riding(value, carried)
 
-def test_a_root_rides_with_the_value_that_names_it(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is sealed anew to tell. Another root in its place is nobody's."""
-    random, root = bytes(32), b"the root"
-    sealed, _ = seal_object(one.ws.keys, RecordKind.META, root, era=0, epoch=1, random=random)
-    entry: Any = SimpleNamespace(
-        value=SimpleNamespace(index=Ref(1, sealed)), base=SimpleNamespace(era=0, epoch=1)
-    )  # fmt: skip
-    monkeypatch.setattr(participant, "root_in", lambda _: (random, b"another"))
-    one.m.take_root(entry)
+    keep(names[0], {})
+    one.m.keep_riding(None, {names[0]: b"r"})
     assert one.m.riding == {}
-    monkeypatch.setattr(participant, "root_in", lambda _: (random, root))
-    one.m.take_root(entry)
-    assert one.m.riding == {sealed: root}
+    for name in names[:-1]:
+        keep(name, {name: b"r" + name})
+    keep(names[0], {names[0]: b"r"})
+    keep(names[-1], {names[-1]: b"r"})
+    assert set(one.m.riding) == {*names} - {names[1]}
+    for name in names:
+        one.m.note_settled(name)
+    assert set(one.m.settled) == {*names[1:]}
 
 
 def test_a_memory_that_is_out_of_order_is_none() -> None:
@@ -143,7 +143,7 @@ def test_who_began_a_version_before_its_writer_did_not_write_it(one: One) -> Non
 
 
 def test_an_index_root_that_rode_in_a_vote_is_not_asked_for(one: One) -> None:
-    one.m.riding = {b"r" * 32: b"the root"}
+    one.m.riding = {b"r" * 32: bytes(32) + b"the root"}
     assert one.do(one.group.get_meta(Ref(1, b"r" * 32))) == b"the root"
     assert not one.requests() or all(op.kind == "create" for ops in one.world.requests.values() for op in ops)
 
@@ -250,12 +250,12 @@ def test_a_state_far_ahead_has_no_older_policy() -> None:
     known = devices(3)
     before: Any = SimpleNamespace(base=SimpleNamespace(v=5), devices=known)
     ahead: Any = SimpleNamespace(v=9)
-    assert _fault_after(None, ahead, devices(1)) == ""
-    assert _fault_after(before, before.base, devices(1)) == ""
-    assert _fault_after(before, ahead, known) == ""
-    assert _fault_after(before, ahead, devices(4)) == ""
-    assert "older" in _fault_after(before, ahead, devices(2))
-    assert "older" in _fault_after(before, ahead, devices(3, "another"))
+    fault_after = partial(Instance.fault_after, before)
+    assert fault_after(before.base, devices(1)) == ""
+    assert fault_after(ahead, known) == ""
+    assert fault_after(ahead, devices(4)) == ""
+    assert "older" in fault_after(ahead, devices(2))
+    assert "older" in fault_after(ahead, devices(3, "another"))
 
 
 # ---- objects

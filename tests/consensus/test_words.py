@@ -12,7 +12,7 @@ from test_counting import Logs
 from metasync.consensus import chain, forks, hints
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
-from metasync.consensus.records.state import State
+from metasync.consensus.records.state import State, hint_is_due
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
@@ -256,4 +256,4 @@ def test_a_head_too_far_ahead_is_made_up(words: Words, beyond: int, told: bool) 
 
 
 def test_when_hints_are_due() -> None:
-    assert [v for v in range(1, 100) if hints.hint_is_due(v)] == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96]
+    assert [v for v in range(1, 100) if hint_is_due(v)] == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96]

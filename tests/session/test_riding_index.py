@@ -1,93 +1,160 @@
-"""An index that has no object of its own: its root rides in the log entry, its segments ride in the root.
-
-No program of today has a root ride; every one reads it (format-agreement.md 8, format.md 6.1).
-"""
+"""An index that has no object of its own: its root rides in log entries of its version (consensus.md, rule 1.14)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 from workspace_kit import Lab, tree_of, write
 
-from metasync.consensus import Group, Ref, State
-from metasync.consensus.acceptors import log
-from metasync.consensus.objects import seal_object
-from metasync.consensus.records.entry import ROOT_TAG, Entry
-from metasync.errors import DamagedError
-from metasync.keys.derive import RecordKind, sha256
-from metasync.store.index import INLINE_TAG, IndexRoot, decode_root, encode_root
-from metasync.store.index import Ref as Named
+from metasync.consensus import Group, riding
+from metasync.errors import MetaSyncError
+from metasync.session import write_index
+from metasync.session.folder import BASE_KEY
+from metasync.store.index import decode_root
 from metasync.workspace import Workspace
 
-RANDOM = bytes(range(32))
+
+def state_of(w: Workspace):  # type: ignore[no-untyped-def]
+    return w._db.need(BASE_KEY)
+
+
+def pushed(w: Workspace, *numbers: int) -> None:
+    for n in numbers:
+        write(w.directory, {f"g{n}": b"more %d" % n})
+        w.push()
+
+
+def metas(lab: Lab, name: str = "a") -> set[str]:
+    return {path.name for path in lab.objects(name, "meta")}
 
 
 @pytest.fixture
-def riding(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Workspace, list[bytes]]:
-    """Two devices; what the first pushes from now on has no meta object. The list is what its entries carry last."""
-    urls = lab.urls("a", "b", "c", kind="memory")
-    one = lab.init(urls)
-    write(one.directory, {"f": b"first"})
-    one.push("first")
+def one(lab: Lab) -> Workspace:
+    """A device at version 3 or later, whose index rides."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"f": b"first"})
+    w.push()
+    pushed(w, *range(2))
+    while not state_of(w).index_rides:
+        pushed(w, state_of(w).v)
+    return w
+
+
+def test_what_is_small_has_no_object(one: Workspace, lab: Lab) -> None:
+    pushed(one, 80, 81)
+    before, state = metas(lab), state_of(one)
+    pushed(one, 90)
+    assert [state.v, state.index_rides, state_of(one).index_rides] == [5, True, True]
+    assert metas(lab) == before
+    root = one._db.get_object(state_of(one).index.hash)
+    assert root is not None
+    assert decode_root(root).after == state.index
+    assert len(decode_root(root).items) == 1, "the new segment alone"
+
+
+def test_every_device_reads_it(one: Workspace, lab: Lab) -> None:
+    urls = lab.urls("a", "b", "c")
     two = lab.clone(urls)
-    carried: list[bytes] = []
-
-    def put_index(
-        self: Group, base: State, leaves: Iterable[Callable[[], bytes]], make_root: Callable[[Sequence[Ref]], bytes],
-        *, generation: int,
-    ) -> Any:  # fmt: skip
-        segments = [leaf() for leaf in leaves]
-        refs = [Ref(generation, sha256(data)) for data in segments]
-        root = decode_root(make_root(refs))
-        inline = {Named(*ref): data for ref, data in zip(refs, segments, strict=True)}
-        items = tuple(i._replace(tags=((INLINE_TAG, inline[i.ref]),)) if i.ref in inline else i for i in root.items)
-        plain = encode_root(IndexRoot(items, root.tags))
-        keys = self.participant.keys
-        digest, _ = seal_object(keys, RecordKind.META, plain, era=base.era, epoch=base.epoch, random=RANDOM)
-        carried[:] = [RANDOM + plain]
-        yield from ()
-        return [*refs, Ref(generation, digest)], plain
-
-    def carrying(entry: Entry, refs: Sequence[Ref]) -> Entry:
-        return replace(entry, tags=((ROOT_TAG, carried[0]),)) if carried else entry
-
-    monkeypatch.setattr(Group, "put_index", put_index)
-    monkeypatch.setattr(log, "with_refs", carrying)
-    return one, two, carried
+    for n in range(20):  # over versions that hints name, and over merges
+        pushed(one if n % 3 else two, n)
+        other = two if n % 3 else one
+        other.pull()
+        assert tree_of(one.directory) == tree_of(two.directory)
+    third = lab.clone(urls, device="third")
+    assert tree_of(third.directory) == tree_of(one.directory)
+    assert third.check().problems == ()
 
 
-def test_an_index_is_read_from_the_entry(riding: tuple[Workspace, Workspace, list[bytes]], lab: Lab) -> None:
-    one, two, carried = riding
-    for n in range(3):
-        write(one.directory, {f"g{n}": b"more %d" % n})
-        one.push()
+def test_who_was_away_reads_the_way_back(one: Workspace, lab: Lab) -> None:
+    """Of versions that it never saw: each root goes on from the one before, in the log of its own version."""
+    two = lab.clone(lab.urls("a", "b", "c"))
+    pushed(one, *range(100, 107))
+    for digest in [d for d, _ in list(two._db.objects_by_age())]:
+        two._db.drop_objects([digest])
     two.pull()
-    assert tree_of(two.directory) == tree_of(one.directory)
-    root = decode_root(carried[0][32:])
-    assert len(root.items) == 4
-    assert root.apart == ()
-    write(two.directory, {"h": b"on top of it"})
-    two.push()
-    one.pull()
-    assert tree_of(two.directory) == tree_of(one.directory)
-    third = lab.clone(lab.urls("a", "b", "c", kind="memory"), device="third")
+    assert tree_of(one.directory) == tree_of(two.directory)
+
+
+def test_it_is_read_with_one_backend_away(one: Workspace, lab: Lab) -> None:
+    two = lab.clone(lab.urls("a", "b", "c"))
+    pushed(one, 200)
+    assert state_of(one).index_rides
+    lab.lose("a")
+    lab.hurry()
+    two.pull()
+    assert (two.directory / "g200").read_bytes() == b"more 200"
+
+
+def test_a_version_that_keeps_the_index_has_it_settled_first(one: Workspace, lab: Lab) -> None:
+    """The name of a version changes the list of what is kept, and no file: its own log would carry no index."""
+    name = state_of(one).index.hash.hex()
+    assert name not in metas(lab)
+    one.tag("latest", "good")
+    assert name in metas(lab) | metas(lab, "b")
+    assert one.check().problems == ()
+    third = lab.clone(lab.urls("a", "b", "c"), device="third")
     assert tree_of(third.directory) == tree_of(one.directory)
 
 
-def test_a_root_that_is_not_the_agreed_one_is_not_used(riding: tuple[Workspace, Workspace, list[bytes]]) -> None:
-    one, two, carried = riding
-    append = log.with_refs
+def test_a_new_backend_gets_it(one: Workspace, lab: Lab) -> None:
+    name = state_of(one).index.hash.hex()
+    one.backend_add(lab.url("d"))
+    assert name in metas(lab, "d")
+    assert one.check().problems == ()
+    pushed(one, 300, 301)
+    third = lab.clone(lab.urls("b", "c", "d"), device="third")
+    assert tree_of(third.directory) == tree_of(one.directory)
 
-    def lying(entry: Entry, refs: Sequence[Ref]) -> Entry:
-        carried[:] = [carried[0][:-1] + b"\1" if carried else b""]
-        return append(entry, refs)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "with_refs", lying)
-        write(one.directory, {"g": b"more"})
-        one.push()
-    with pytest.raises(DamagedError):
+def test_a_new_device_settles_it(one: Workspace, lab: Lab) -> None:
+    """Its version changes the device set alone, and a hint names it."""
+    name = state_of(one).index.hash.hex()
+    lab.clone(lab.urls("a", "b", "c"), device="third")
+    assert name in metas(lab) | metas(lab, "b")
+
+
+def test_a_workspace_is_restarted_from_it(one: Workspace, lab: Lab) -> None:
+    for name in "bc":
+        lab.lose(name)
+    lab.hurry()
+    one.recover(["b", "c"], "correct horse battery staple", confirm="docs")
+    assert not state_of(one).index_rides
+    assert one.check().problems == ()
+
+
+def test_without_an_entry_that_carries_it_nothing_is_guessed(
+    one: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = lab.clone(lab.urls("a", "b", "c"))
+    pushed(one, 400, 401)
+    assert state_of(one).index_rides
+    before = tree_of(two.directory)
+
+    def lost(self: Group, state: object, is_known: object) -> object:
+        self.participant.riding.clear()
+        monkeypatch.setattr(riding, "READ_S", 0.0)
+        return riding.roots(self.participant, self.enter, state, is_known)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Group, "get_roots", lost)
+    with pytest.raises(MetaSyncError, match="carries its index"):
         two.pull()
+    assert tree_of(two.directory) == before
+
+
+def test_what_is_not_small_is_stored(one: Workspace, lab: Lab) -> None:
+    write(one.directory, {f"h{n}": b"%d" % n for n in range(60)})
+    before = metas(lab)
+    one.push()
+    assert not state_of(one).index_rides
+    assert metas(lab) > before
+
+
+def test_a_root_at_hand_needs_those_before_it(one: Workspace, tmp_path: Path) -> None:
+    state = state_of(one)
+    whole = write_index.root_at_hand(one._db, state.index.hash)
+    assert whole is not None
+    assert whole.before
+    assert whole.after is None
+    one._db.drop_objects([whole.before[-1].hash])
+    assert write_index.root_at_hand(one._db, state.index.hash) is None

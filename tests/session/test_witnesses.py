@@ -31,7 +31,9 @@ class Place:
                 prev_config=None,
             ),
             names={n.encode(): f"way to {n}" for n in "abcd"},
-            group=SimpleNamespace(participant=None, enter=None, state_at=lambda _, v: self.before),
+            group=SimpleNamespace(
+                participant=None, enter=None, state_at=lambda _, v: self.before, settle=lambda _: None
+            ),
             runtime=SimpleNamespace(run=self._run),
             indexes=SimpleNamespace(names_of=lambda ref: {ref, Ref(1, b"segment")}),
         )

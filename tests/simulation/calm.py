@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from metasync.consensus.hints import HINT_EVERY
+from metasync.consensus.records.state import HINT_EVERY
 from simulation import checks
 from simulation.client import Client, Operation
 from simulation.plan import Step

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from metasync.config import Config, decode_config
-from metasync.consensus.objects import open_object
-from metasync.consensus.records.entry import Entry
-from metasync.consensus.records.state import State
+from metasync.consensus.objects import open_object, seal_object
+from metasync.consensus.records.entry import Entry, root_in
+from metasync.consensus.records.state import NOTHING, State
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.device_set import UNUSED, DeviceSet, decode_device_set, invitations
@@ -41,6 +41,8 @@ def fault_of(keys: WorkspaceKeys, chain: Sequence[State], config: Config, device
     numbers = (value.epoch - base.epoch in (0, 1), value.gen - base.gen in (0, 1), base.min_gen <= value.min_gen)
     if not all(numbers) or value.min_gen > value.gen or value.min_fmt < base.min_fmt:
         return "its numbers do not follow those of its base"
+    if value.index_rides and not _rides(keys, base, value, entry):
+        return "its index does not ride"
     try:
         if value.devices == base.devices:
             new_devices = devices
@@ -60,6 +62,16 @@ def fault_of(keys: WorkspaceKeys, chain: Sequence[State], config: Config, device
         or (_fault_of_config(config, new_config, value) if new_config is not config else "")
         or _fault_by_policy(new_config, new_devices)
     )
+
+
+def _rides(keys: WorkspaceKeys, base: State, value: State, entry: Entry) -> bool:
+    """Whether an index may ride, and the entry carries its root."""
+    if value.v % 16 == 0 or value.v.bit_count() == 1 or (value.config, value.devices) != (base.config, base.devices):
+        return False
+    riding = root_in(entry)
+    random, root, era = riding[:32], riding[32:], base.era
+    named = seal_object(keys, RecordKind.META, root, era=era, epoch=base.epoch, random=random.ljust(32))[0]
+    return named == value.index.hash != base.index.hash and base.index != NOTHING and len(root) <= 1536
 
 
 def _carried(keys: WorkspaceKeys, base: State, digest: bytes, data: bytes) -> bytes:

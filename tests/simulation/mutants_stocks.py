@@ -6,15 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from metasync.consensus.group import Group
 from metasync.consensus.records import state
+from metasync.consensus.records.state import State
 from metasync.maintenance import collect, moved, sweep
 from metasync.moving import rebalance, reconfigure, surplus
+from metasync.runtime.effects import Task
 from metasync.store import moves
 from metasync.store.moves import Places
 from metasync.sync.packing import Packing
 from metasync.transfer.upload import Notes
 from simulation.mutants import mutant, rewritten
 from simulation.scenarios import changed_often, collected_often
+
+# Indexes.
+
+
+@mutant("index-unsettled", "a version keeps, or a backend joins on, an index that is in one version's log alone")
+def _index_unsettled() -> Iterator[None]:
+    def settle(self: Group, state: State) -> Task:
+        return
+        yield
+
+    with mock.patch.object(Group, "settle", settle):
+        yield
+
 
 # Collection.
 

@@ -14,7 +14,7 @@ from metasync.objects import walk
 from metasync.objects.model import Ids, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.session import open_backend
 from metasync.store import pack_format
-from metasync.store.index import decode_root, decode_segment
+from metasync.store.index import decode_root, decode_segment, joined
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.store.retained import Retained
 from simulation.network import Store
@@ -37,6 +37,10 @@ class Library:
             for path, data in store.objects.items():
                 if "/packs/" in path or "/meta/" in path or "/const/" in path:
                     self._by_hash.setdefault(hashlib.sha256(data).digest(), data)
+        held = {store.name: store.objects for store in stores.values()}
+        for digest, places in stocks.riding.items():
+            if any(path in held.get(name, ()) for name, path in places):
+                self._by_hash.setdefault(digest, stocks.metas[digest])
         self._objects: dict[bytes, tuple[ObjectKind, bytes]] = {}
         self.dropped = False  # whether a recovery found packs of which nothing was left: then history has holes
 
@@ -92,7 +96,10 @@ class Library:
         form = self._form(state)
         if state.index.hash == ZERO_HASH:
             return
-        root = decode_root(self._meta(RecordKind.META, state.index.hash, "the pack index"))
+        root = joined(
+            decode_root(self._meta(RecordKind.META, state.index.hash, "the pack index")),
+            lambda ref: self._meta(RecordKind.META, ref.hash, "a part of the pack index"),
+        )
         segments = [
             decode_segment(item.inline or self._meta(RecordKind.META, item.ref.hash, "a segment of the pack index"))
             for item in root.items

@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Final
 
 from metasync.config import BackendEntry, Config
-from metasync.consensus.objects import open_object
+from metasync.consensus.objects import open_object, seal_object
 from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import FormatError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.store.index import PackRecord, decode_root, decode_segment
+from metasync.store.index import PackRecord, decode_root, decode_segment, joined
 from metasync.store.moves import Earlier, earlier
 from metasync.store.pack_format import decode_header
 from metasync.store.placement import Placement, Target, placement_of
@@ -49,6 +49,7 @@ def storage_of(path: str) -> bytes:
 
 class Stocks:
     """`bodies`: every pack that ever landed; `metas`: every object of the kind that versions name, by its hash.
+    `riding`: entries, by store and path, that carried such an object, by its hash.
 
     `robbed`: identities of stores that were emptied. `blind` where nothing is to be asked any more: a
     recovery went on without what was lost.
@@ -58,6 +59,7 @@ class Stocks:
         self.stores = stores
         self.bodies: dict[PackId, bytes] = {}
         self.metas: dict[bytes, bytes] = {}
+        self.riding: dict[bytes, set[tuple[str, str]]] = {}
         self.robbed: set[bytes] = set()
         self.blind = False
         self.surplus = 0  # copies of packs that the newest version names which were deleted
@@ -70,12 +72,24 @@ class Stocks:
         elif "/meta/" in path:
             self.metas.setdefault(sha256(data), data)
 
+    def rode(self, keys: WorkspaceKeys, base: State, value: State, riding: bytes, place: tuple[str, str]) -> None:
+        """An entry at this place (store, path) carried something for the index root of its value."""
+        digest, sealed = seal_object(
+            keys, RecordKind.META, riding[32:], era=base.era, epoch=base.epoch, random=riding[:32]
+        )
+        if digest == value.index.hash:
+            self.metas.setdefault(digest, sealed)
+            self.riding.setdefault(digest, set()).add(place)
+
     def index(self, keys: WorkspaceKeys, state: State) -> dict[PackId, PackRecord] | None:
         """The packs that a state names; None where its index is nowhere, as an insider's may be."""
         digest = state.index.hash
         if digest not in self._indexes:
             try:
-                root = decode_root(open_object(keys, RecordKind.META, self.metas[digest]))
+                root = joined(
+                    decode_root(open_object(keys, RecordKind.META, self.metas[digest])),
+                    lambda ref: open_object(keys, RecordKind.META, self.metas[ref.hash]),
+                )
                 segments = [
                     decode_segment(i.inline or open_object(keys, RecordKind.META, self.metas[i.ref.hash]))
                     for i in root.items

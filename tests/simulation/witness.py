@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import meta_path, open_object
 from metasync.consensus.records.birth import birth_matches, birth_path
-from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
+from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry, root_in
 from metasync.consensus.records.era import ERAS, EraRecord, epoch_of, open_record
 from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.consensus.records.state import NOTHING, State
@@ -265,6 +265,8 @@ class Witness:
                 self.forked = self.forked or not lying
                 return
             raise Violation(f"an entry of version {acceptor.v} is on top of another state than the decided one")
+        if entry.value is not None and (root := root_in(entry)):
+            self.stocks.rode(self.keys, entry.base, entry.value, root, (store.name, path))
         if acceptor.closed or acceptor.ended or not self._born(acceptor) or self._is_void(instance, entry, lying):
             return
         rnd = (entry.round.n, entry.round.incarnation)
@@ -355,7 +357,9 @@ class Witness:
         """Whether a backend that is left has the index of a state: a quorum that is lost may have had it alone."""
         end = f"/{meta_path(bytes(16), value.index).partition('/')[2]}"
         left = [store for store in self.stores.values() if not store.gone]
-        return value.index == NOTHING or any(path.endswith(end) for store in left for path in store.objects)
+        rode = self.stocks.riding.get(value.index.hash, set())
+        carried = any(store.name == name and path in store.objects for store in left for name, path in rode)
+        return value.index == NOTHING or carried or any(path.endswith(end) for store in left for path in store.objects)
 
     def _check_carried(self, record: EraRecord) -> None:
         """What the acceptors that are left had accepted last goes on as content, if nobody lied in that version."""

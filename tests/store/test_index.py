@@ -223,7 +223,7 @@ def test_root_round_trip(items, tags):
 
 def test_hostile_roots():
     item = RootItem(Ref(3, digest(1)), 4096, 7, 2)
-    refuses(decode_root, [encode_root(IndexRoot()), encode_root(IndexRoot((item, item), ((1, b"x"),)))], encode_root)
+    refuses(decode_root, [encode_root(IndexRoot()), encode_root(IndexRoot((item, item), ((2, b"x"),)))], encode_root)
     with pytest.raises(FormatError, match="segments"):
         decode_root(b"\1" + b"\xff" * 200)
 

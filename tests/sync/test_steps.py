@@ -115,6 +115,8 @@ def test_nothing_is_agreed_before_packs_and_index_are_stored(watched: Watched, l
     write(w.directory, {"x": b"other"})
     released = threading.Event()
     for held in ("/packs/", "/meta/"):
+        too_many_to_ride = {f"{held[1:-1]}-{n}": f"{held} {n}".encode() for n in range(50)}
+        write(w.directory, too_many_to_ride)
         watched.forget()
         released.clear()
 

@@ -83,7 +83,7 @@ from metasync.consensus.records.entry import (
 )
 from metasync.consensus.records.era import EraRecord, Tombstone, encode_tombstone, seal_record
 from metasync.consensus.records.scrubbed import Scrubbed, seal_scrubbed
-from metasync.consensus.records.state import STATE_BYTES, Change, Ref, skip_version, successor
+from metasync.consensus.records.state import NOTHING, STATE_BYTES, Change, Ref, skip_version, step_versions, successor
 from metasync.keys import keyring
 from metasync.keys.derive import Header, Recipient, RecordKind, seal, seal_to, sealing_key, sha256, sign, sign_public
 from metasync.keys.device_set import (
@@ -99,7 +99,7 @@ from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_in
 from metasync.keys.keyring import make_ring, open_keys
 from metasync.keys.policy import Skip, encode_skips
 from metasync.keys.slots import Cost, make_slot
-from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root
+from metasync.store.index import INLINE_TAG, RootItem, encode_root, root_after
 from metasync.store.index import Ref as Named
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
@@ -161,9 +161,10 @@ def cut(data: bytes, at: int, put: bytes) -> bytes:
 
 
 def states() -> Cases:
-    good = X.encode()
+    good, rides = X.encode(), replace(X, index=Ref(7, drawn("index")), index_rides=True)
     yield "state-genesis", case("state", "version 0, nobody's", GENESIS.encode(), value=GENESIS, hash=GENESIS.hash)
     yield "state", case("state", "version 2", good, value=X, hash=X.hash)
+    yield "state-rides", case("state", "its index rides", rides.encode(), value=rides, hash=rides.hash)
     yield "state-bad-format-0", case("state", "format 0", cut(good, 0, b"\0"), FORMAT)
     yield "state-bad-newer", case("state", "format 2", cut(good, 0, b"\2"), UPGRADE)
     yield "state-bad-min-fmt", case("state", "for programs that know format 2", cut(good, 1, b"\2"), UPGRADE)
@@ -269,7 +270,6 @@ def entry_cases() -> Cases:
     yield "entry-prepare", one("PREPARE", good, value=prepare)
     yield "entry-accept", one("ACCEPT", sealed(accept), value=accept)
     yield "entry-accept-full", one("ACCEPT with all there is", sealed(full), value=full)
-    yield from riding(accept)
     yield "entry-decided", one("DECIDED", sealed(entry(Kind.DECIDED)), value=entry(Kind.DECIDED))
     yield (
         "entry-wrong-signature",
@@ -361,27 +361,6 @@ def entry_cases() -> Cases:
         "entry-bad-steps",
         one("PREPARE that carries a state", forged(replace(stepping, kind=Kind.PREPARE, value=None)), FORMAT),
     )
-
-
-def riding(accept: Entry) -> Cases:
-    """The index root in an entry: the object that it is has the name that the value says, or it says nothing."""
-    segment = b"an index segment"
-    item = RootItem(Named(3, sha256(segment)), len(segment), 0, 0, ((INLINE_TAG, segment),))
-    root, random = encode_root(IndexRoot((item,))), drawn("root")
-    name, _ = seal_object(KEYS, RecordKind.META, root, era=0, epoch=1, random=random)
-    carried = replace(accept, tags=((2, random + root),))
-    for case_name, about, index, found in (
-        ("root", "it carries the root of its value's index", Ref(3, name), root),
-        (
-            "other-root",
-            "not the root of its value: the entry stands all the same",
-            Ref(3, drawn("x")),
-            None,
-        ),
-    ):
-        assert carried.value is not None
-        e = replace(carried, value=replace(carried.value, index=index))
-        yield f"entry-{case_name}", case("entry", about, sealed(e), **PLACE, value=e, root=found)
 
 
 BLOCK_BINDING = NS_ID + ACCEPTOR + u64(2) + ALICE.device_id + u32(0)
@@ -656,6 +635,7 @@ def logs() -> Cases:
     yield "log-void-value-rubbish", log_case("a device set that does not open", carried, **zero)
     yield "log-void-value-skip", void("a skip to another state", skip=drawn("other"))
     yield from steps()
+    yield from riding()
     yield (
         "log-poison-replayed",
         log_case("another acceptor's entry", Writer().add(Kind.PREPARE, 1, raw=other.entries[0]), poison=True),
@@ -712,6 +692,46 @@ def steps() -> Cases:
     yield "log-void-steps-last", at(8, about, [raw[6], other[4].encode()], skip=GENESIS.hash)
     about = "all states are made up, of the right versions"
     yield "log-void-steps-all", at(8, about, [fourth.encode(), other[4].encode()])
+
+
+def riding() -> Cases:
+    """Values whose index rides: a vote that does not carry the root which it names is none."""
+    chain = [GENESIS, BASE]
+    while len(chain) < 16:
+        v = len(chain)
+        change = Change(drawn(f"op {v}", 16), master=drawn(f"master {v}"), index=Ref(3, drawn(f"index {v}")))
+        chain.append(successor(chain[-1], change, skip=chain[skip_version(v)].hash, writer=OWNER))
+
+    def at(v: int, about: str, root: bytes, good: bool = False, short: int = 0, **changes: Any) -> Case:
+        base, random = chain[v - 1], drawn("root")
+        name, _ = seal_object(KEYS, RecordKind.META, root, era=0, epoch=1, random=random)
+        change = Change(drawn("op", 16), master=drawn("m"))
+        state = successor(base, change, skip=chain[skip_version(v)].hash, writer=INCARNATION)
+        state = replace(state, **{"index": Ref(3, name), "index_rides": True, **changes})
+        tags = ((2, (random + root)[: len(random + root) - short]),)
+        more = {"v": v, "base": base}
+        steps = tuple(chain[n].encode() for n in step_versions(v))
+        log = Writer().prepare(1, **more).accept(1, state, tags=tags if root else (), steps=steps, **more)
+        one = Round(1, INCARNATION)
+        told = {"accepted": (one, state.hash), "votes": 1} if good else {"void": 1}
+        return {**log_case(about, log, promised=one, **told), "base": base.encode().hex()}
+
+    segment = b"an index segment"
+    item = RootItem(Named(3, sha256(segment)), len(segment), 0, 0, ((INLINE_TAG, segment),))
+    root = encode_root(root_after(Named(*chain[10].index), [item]))
+    yield "log-riding", at(11, "the vote carries the index root of its value", root, good=True)
+    yield "log-riding-longest", at(11, "a root of the most bytes that may ride", root.ljust(1536, b"."), good=True)
+    yield "log-not-riding", at(11, "an index that does not ride: what the vote carries says nothing", root, good=True,
+                               index_rides=False)  # fmt: skip
+    yield "log-void-riding-none", at(11, "nothing is carried", b"")
+    yield "log-void-riding-other", at(11, "another root is carried", root, index=Ref(3, drawn("another")))
+    yield "log-void-riding-short", at(11, "the root without its last byte", root, short=1)
+    yield "log-void-riding-long", at(11, "a root of more bytes than may ride", root.ljust(1537, b"."))
+    yield "log-void-riding-hint", at(8, "a version that hints name", root)
+    yield "log-void-riding-power", at(2, "the same, by a power of two", root)
+    yield "log-void-riding-same", at(11, "the index of its base", root, index=chain[10].index)
+    chain[10] = replace(chain[10], index=NOTHING)
+    yield "log-void-riding-first", at(11, "an index where there was none", root, skip=chain[10].hash)
 
 
 def badly_signed(log: Writer) -> bytes:

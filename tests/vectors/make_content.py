@@ -35,6 +35,7 @@ from metasync.store.index import (
     RootItem,
     encode_root,
     make_segment,
+    root_after,
 )
 from metasync.store.pack_format import Delta, Footer, Header, Located, Packs, Segment
 from metasync.store.packs import SealedPack, _Shrunk, seal_pack
@@ -873,6 +874,7 @@ def of_roots() -> Cases:
         ("empty", "no segments", IndexRoot()),
         ("two", "two segments, one of them with a tag, and a tag of the root", IndexRoot(items, ((2, b"x"),))),
         ("inline", "a segment that stands in the root itself", IndexRoot((items[0], inline))),
+        ("after", "a root that goes on from another one", root_after(Ref(3, digest(4)), [inline])),
     ):
         yield f"root-{name}", case("index root", about, OK, encode_root(root), value=root)
     good = encode_root(IndexRoot(items))
@@ -892,6 +894,8 @@ def of_roots() -> Cases:
             "a segment in it that is longer than it says",
             encode_root(IndexRoot((inline._replace(size=inline.size - 1),))),
         ),
+        "after-short": ("a root to go on from that lacks a byte", encode_root(IndexRoot(items, ((1, bytes(39)),)))),
+        "after-long": ("two roots to go on from", encode_root(IndexRoot(items, ((1, bytes(80)),)))),
         "trailing": ("a byte behind the tags", good + b"\0"),
         "cut-short": ("no tags", good[:-1]),
     }

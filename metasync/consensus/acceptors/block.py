@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metasync.codec import Reader, bytes32, check_format, u8, u32, u64
-from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, FULL, RETRY_FIRST_S
+from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, FULL, NO_ROOT, RETRY_FIRST_S
 from metasync.consensus.acceptors.view import AcceptorView, two_values
 from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Outcome
 from metasync.consensus.records.block_replay import CHAIN_BLOCKS_MAX, Blocks
@@ -184,7 +184,7 @@ class BlockAcceptor(AcceptorView):
                 return False
             entry = blocks.feed(device_id, data)
             if entry is not None:
-                self.m.take_root(entry)
+                self.m.keep_riding(entry.value, self.rules.riding)
                 self.note_claims(entry)
             if blocks.clash and not self.m.recovering:
                 raise two_values(self.v, self.name)
@@ -277,6 +277,8 @@ class BlockAcceptor(AcceptorView):
     def _write(self, kind: Kind, rnd: Round, value: State | None) -> Task:
         """Writes this device's next block, journalled first. -> None once it stands, or the Outcome."""
         m, base, chain = self.m, self.base, self.log.chains[self.me]
+        if self.lacks_root(value):
+            return Outcome("failed", NO_ROOT)
         entropy = yield Random(48)
         entry = self.message(kind, rnd, value, (chain.next_idx, chain.last_hash), entropy[32:48])
         data = seal_block(m.keys, entry, m.identity.sign_private, entropy[:32])

@@ -38,6 +38,7 @@ RETRY_FIRST_S: Final = 0.05
 AHEAD: Final = 2  # entries read side by side once a log is known to hold one: ACCEPT after PREPARE, and the end
 AHEAD_MAX: Final = 16  # the same in a log that turns out to be long: one of 10,000 entries takes some 700 round trips
 FULL: Final = "its log takes no more entries of this version"
+NO_ROOT: Final = "the index that rides in the entries of this version is not known"
 
 
 class LogAcceptor(AcceptorView):
@@ -148,7 +149,7 @@ class LogAcceptor(AcceptorView):
             self._remember_log(log)
             if entry.value is not None and (refs := refs_in(entry)):
                 self.m.added = {entry.value.hash: refs}
-            self.m.take_root(entry)
+            self.m.keep_riding(entry.value, self.rules.riding)
             if log.void == void:
                 self._keep_shown(entry, log.next_idx - 1, data)
                 self.note_claims(entry)
@@ -242,7 +243,7 @@ class LogAcceptor(AcceptorView):
         entry = self.message(kind, rnd, value, (log.next_idx, log.last_hash), entropy[32:48])
         if self.devices.get(m.identity.device_id) is None:
             entry = replace(entry, certificate=m.certificate)
-        if value is not None and value.op_id == m.adding[0]:
+        if value is not None and value.op_id == m.adding[0] and not value.index_rides:
             entry = with_refs(entry, m.adding[1])
         return entry, seal_entry(m.keys, entry, m.identity.sign_private, entropy[:32])
 
@@ -288,6 +289,8 @@ class LogAcceptor(AcceptorView):
             return Outcome("done")
         if log.closed is not None:
             return Outcome("done" if value is None or value == log.closed else "closed")
+        if self.lacks_root(value):
+            return Outcome("failed", NO_ROOT)
         if kind is Kind.DECIDED:
             assert value is not None
             return None if log.closes(value) else Outcome("failed", "it has not voted for what is decided")

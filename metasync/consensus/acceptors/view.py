@@ -46,6 +46,7 @@ from metasync.consensus.records.entry import (
     open_claim,
     open_floor,
     shown_epoch,
+    with_root,
 )
 from metasync.consensus.records.era import read_tombstone
 from metasync.consensus.records.log_replay import Log, ValueRules
@@ -402,7 +403,7 @@ class AcceptorView(ABC):
     def message(self, kind: Kind, rnd: Round, value: State | None, place: tuple[int, bytes], entry_id: bytes) -> Entry:
         """A message of this device's. `place`: its index, and the hash of the one before it."""
         config, devices, steps = self.rules.carried(value, self.m.objects)
-        return Entry(
+        entry = Entry(
             acceptor_id=self.acceptor_id,
             v=self.v,
             idx=place[0],
@@ -418,6 +419,12 @@ class AcceptorView(ABC):
             devices=devices,
             steps=steps,
         )
+        rides = value is not None and value.index_rides
+        return with_root(entry, self.rules.riding[value.index.hash]) if value is not None and rides else entry
+
+    def lacks_root(self, value: State | None) -> bool:
+        """Whether a message with this value cannot be made: no entry with it was seen, and its index rides in these."""
+        return value is not None and value.index_rides and value.index.hash not in self.rules.riding
 
     def note_claims(self, entry: Entry) -> None:
         """Takes the entry that an admitted writer found elsewhere for what that acceptor must show, to us too.

@@ -43,12 +43,14 @@ from metasync.keys.derive import (
 from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 
-ENTRY_BYTES_MAX: Final = 8192  # an ACCEPT has 1,536; the rest is room for an index root that rides in it
+ENTRY_BYTES_MAX: Final = 8192  # an ACCEPT has 1,536; the rest is room for a certificate, a claim and an index root
+RIDING_BYTES_MAX: Final = 1536  # of an index root that rides: with a claim and a certificate it fits
 OBJECTS_BYTES_MAX: Final = 6 << 20  # of a config and a device set that an entry carries, sealed
 CLAIM_BYTES_MAX: Final = 2048  # of an entry that another one carries: one that carries none itself
 INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
 REFS_MAX: Final = 4  # in it
-ROOT_TAG: Final = 2  # of an entry with a value: the root of its index, which need not be an object then
+ROOT_TAG: Final = 2  # of an entry with a value whose index rides: 32 random bytes, and the root of the index
+RANDOM_BYTES: Final = 32  # of the object that such a root is, before its bytes
 _REF_BYTES: Final = 8 + 32
 VERSIONS_PER_FOLDER: Final = 1024
 _SIGNED: Final = {  # what is signed for one purpose never serves another
@@ -163,13 +165,17 @@ def refs_in(entry: Entry) -> tuple[Ref, ...]:
     return tuple(Ref(r.u64(), r.take(32)) for _ in range(len(data) // _REF_BYTES))
 
 
-def root_in(entry: Entry) -> tuple[bytes, bytes] | None:
-    """The index root that an entry carries: the 32 random bytes of the meta object that it is, and its plaintext.
+def with_root(entry: Entry, riding: bytes) -> Entry:
+    """The same entry, carrying the index root of its value."""
+    return replace(entry, tags=((ROOT_TAG, riding),))
 
-    Proof of nothing, until that object, sealed anew, has the hash that the entry's value names.
+
+def root_in(entry: Entry) -> bytes:
+    """The index root that an entry carries, behind the 32 random bytes of the meta object that it is; or b"".
+
+    Proof of nothing, until that object, sealed anew, has the hash that the entry's value names (`ValueRules`).
     """
-    data = dict(entry.tags).get(ROOT_TAG, b"")
-    return (data[:32], data[32:]) if len(data) > 32 else None
+    return dict(entry.tags).get(ROOT_TAG, b"")
 
 
 def hint_path(acceptor_id: bytes) -> str:

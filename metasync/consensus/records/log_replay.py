@@ -28,15 +28,19 @@ from typing import Final
 
 from metasync.codec import UPGRADE
 from metasync.config import Config, decode_config
+from metasync.consensus.objects import seal_object
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     OBJECTS_BYTES_MAX,
+    RANDOM_BYTES,
+    RIDING_BYTES_MAX,
     Entry,
     Kind,
     Round,
     Seen,
     SignedEntry,
     open_entry,
+    root_in,
 )
 from metasync.consensus.records.state import FORMAT, ZERO_HASH, State, follows, newer, skip_after
 from metasync.errors import FormatError, UpgradeError
@@ -78,7 +82,8 @@ class ValueRules:
     """Which values may follow `base`, by the rules of consensus.md, 8.4; `config` and `devices` are what `base` names.
 
     `objects`: configs and device sets, sealed, by the hashes that name them, of all values that passed. `steps`: the
-    states that their `skip` rests on, the same for every value after this base.
+    states that their `skip` rests on, the same for every value after this base. `riding`: what their entries carry of
+    their indexes (`entry.ROOT_TAG`), by the names of these.
     """
 
     def __init__(self, keys: WorkspaceKeys, config: Config, devices: DeviceSet, base: State) -> None:
@@ -90,10 +95,13 @@ class ValueRules:
         self.steps: tuple[bytes, ...] = ()
         self.configs: dict[bytes, Config] = {}
         self.device_sets: dict[bytes, DeviceSet] = {}
+        self.riding: dict[bytes, bytes] = {}
         self._faults: dict[tuple[State, bytes, bytes], str] = {}
 
-    def fault(self, value: State, config: bytes = b"", devices: bytes = b"", steps: tuple[bytes, ...] = ()) -> str:
-        """Why a value is VOID; "" if nothing speaks against it. `config`, `devices`, `steps`: what its entry carries.
+    def fault(
+        self, value: State, config: bytes = b"", devices: bytes = b"", steps: tuple[bytes, ...] = (), root: bytes = b""
+    ) -> str:
+        """Why a value is VOID; "" if nothing speaks against it. All but the value: what its entry carries.
 
         `UpgradeError` for one that the admin allowed, and that only newer programs understand.
         """
@@ -106,6 +114,8 @@ class ValueRules:
         self.steps = steps
         if not follows(value, base):
             return "a value that cannot follow its base"
+        if value.index_rides and not self._is_root(value.index.hash, root):
+            return "its entry does not carry the index that rides in it"
         if (value.config, value.devices) == (base.config, base.devices):
             return ""
         asked = value, config, devices
@@ -117,6 +127,18 @@ class ValueRules:
         if not self._faults[asked] and value.min_fmt > FORMAT:
             raise newer(value)
         return self._faults[asked]
+
+    def _is_root(self, digest: bytes, riding: bytes) -> bool:
+        """Whether these bytes are the index root of this name; whoever counts a vote for a value then holds it."""
+        if digest not in self.riding:
+            random, root = riding[:RANDOM_BYTES], riding[RANDOM_BYTES:]
+            if not 0 < len(root) <= RIDING_BYTES_MAX:
+                return False
+            era, epoch = self.base.era, self.base.epoch
+            if seal_object(self.keys, RecordKind.META, root, era=era, epoch=epoch, random=random)[0] != digest:
+                return False
+            self.riding[digest] = riding
+        return self.riding[digest] == riding
 
     def _fault_of(self, value: State, config_data: bytes, devices_data: bytes) -> str:
         config, devices = self.config, self.devices
@@ -296,7 +318,7 @@ class Replay(ABC):
             raise FormatError("it does not name the one before it: one was replaced, or the log cut")
         why = ""
         if entry.value is not None:
-            why = self.rules.fault(entry.value, entry.config, entry.devices, entry.steps)
+            why = self.rules.fault(entry.value, entry.config, entry.devices, entry.steps, root_in(entry))
         if why:
             self.void_values.append((entry.device_id, why))
             raise VoidError(entry, why)

@@ -36,12 +36,17 @@ class Ref(NamedTuple):
 
 
 NOTHING: Final = Ref(0, ZERO_HASH)
+HINT_EVERY: Final = 16  # versions between hints
+_RIDES: Final = 1 << 63  # in a state's generation of its index
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """One agreed state. `config`, `devices`, `keyring`: SHA-256 of the sealed bytes they name; `extra`: the same for a
-    record of later formats' agreed values, zero for none, and carried over by who does not know it."""
+    record of later formats' agreed values, zero for none, and carried over by who does not know it.
+
+    `index_rides`: the index root is carried by the log entries of this version, and need be no object.
+    """
 
     ns_id: bytes
     era: int
@@ -62,11 +67,13 @@ class State:
     extra: bytes = ZERO_HASH
     min_fmt: int = FORMAT
     fmt: int = FORMAT
+    index_rides: bool = False
 
     def encode(self) -> bytes:
         before = self.fmt, self.min_fmt, self.ns_id, self.era, self.v, self.prev, self.skip, self.master, self.config
         after = self.devices, self.keyring, self.epoch, self.gen, self.min_gen, self.writer, self.op_id, self.extra
-        return _LAYOUT.pack(*before, *self.index, *self.retained, *after)
+        generation = self.index.generation | (_RIDES if self.index_rides else 0)
+        return _LAYOUT.pack(*before, generation, self.index.hash, *self.retained, *after)
 
     @property
     def hash(self) -> bytes:
@@ -89,8 +96,9 @@ def decode_state(data: bytes, *, proposed: bool = False) -> State:
     if len(data) != STATE_BYTES:
         raise FormatError(f"state of {len(data)} bytes")
     fmt, min_fmt, *values = _LAYOUT.unpack(data)
-    values[7:11] = Ref(*values[7:9]), Ref(*values[9:11])
-    values += min_fmt, fmt
+    generation, rides = values[7] & ~_RIDES, values[7] >= _RIDES
+    values[7:11] = Ref(generation, values[8]), Ref(*values[9:11])
+    values += min_fmt, fmt, rides
     state = State(*values)
     if not proposed:
         check_min_fmt(state)
@@ -118,7 +126,8 @@ def check_min_fmt(state: State) -> State:
 class Change:
     """What a commit changes of its base; None keeps the base's value. `op_id`: the push's own, kept over rebases.
 
-    `adding` is no part of the state: meta objects that its index names and the base's does not, for who learns of it.
+    `index_rides`: see `State`. `riding`: then what the entries carry (`entry.ROOT_TAG`). `adding` is no part of the
+    state: meta objects that its index names and the base's does not, for who learns of it.
     """
 
     op_id: bytes
@@ -133,6 +142,8 @@ class Change:
     min_gen: int | None = None
     min_fmt: int | None = None
     adding: tuple[Ref, ...] = ()
+    index_rides: bool = False
+    riding: bytes = b""
 
 
 def skip_version(v: int) -> int:
@@ -176,9 +187,14 @@ def skip_after(base: State, steps: Sequence[bytes] = ()) -> bytes:
     return digest
 
 
+def hint_is_due(v: int) -> bool:
+    """Whether hints name this version: a new device starts from it, so its index must not ride in a log."""
+    return v % HINT_EVERY == 0 or v & (v - 1) == 0
+
+
 def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> State:
     """The state after `base`. `skip`: hash of the state of version `skip_version(base.v + 1)`."""
-    names = {f.name for f in fields(change)} - {"op_id", "adding"}
+    names = {f.name for f in fields(change)} - {"op_id", "adding", "riding"}
     given = {name: value for name in names if (value := getattr(change, name)) is not None}
     nxt = replace(base, v=base.v + 1, prev=base.hash, skip=skip, writer=writer, op_id=change.op_id, **given)
     if not follows(nxt, base):
@@ -199,6 +215,7 @@ def follows(state: State, base: State) -> bool:
         and state.era == base.era
         and (step_versions(v) or state.skip == skip_after(base))
         and (state.devices != base.devices or _governed(state) == _governed(base))
+        and (not state.index_rides or _may_ride(state, base))
         and base.epoch <= state.epoch <= base.epoch + 1
         and base.gen <= state.gen <= base.gen + 1
         and state.min_gen >= base.min_gen
@@ -206,6 +223,12 @@ def follows(state: State, base: State) -> bool:
         and state.min_fmt >= base.min_fmt
         and state.writer != ZERO_ID
     )
+
+
+def _may_ride(state: State, base: State) -> bool:
+    """Whether a version's log alone may hold its index root: whoever goes on from the version must read that log."""
+    same = (state.config, state.devices) == (base.config, base.devices)
+    return same and state.index != base.index and base.index != NOTHING and not hint_is_due(state.v)
 
 
 def _governed(state: State) -> tuple[int, bytes, int]:
