@@ -15,9 +15,10 @@ import click
 from metasync import __version__
 from metasync.codec import printable
 from metasync.errors import MetaSyncError
+from metasync.runtime.travelled import COUNTER
 from metasync.terminal import interrupt, text
 from metasync.terminal.bar import end_progress
-from metasync.terminal.console import Finish, Options, common
+from metasync.terminal.console import Finish, Options, common, head_of
 
 _PURPOSES: dict[str, dict[str, str]] = {
     "Everyday": {
@@ -122,7 +123,7 @@ def _fail(options: Options, command: str, code: int, kind: str, message: str, ne
     message, next_step = printable(message), printable(next_step)
     if options.json:
         error = {"kind": kind, "message": message, "next_step": next_step}
-        click.echo(json.dumps({"command": command, "exit_code": code, "error": error}, indent=2))
+        click.echo(json.dumps({**head_of(command, code), "error": error}, indent=2))
     else:
         click.echo(f"metasync: {message}", err=True)
         if next_step:
@@ -160,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         json="--json" in words, alone=argv is None
     )  # an error before it was understood is to be one document as well
     command = _command_of(words)
+    COUNTER.begin()
     if argv is not None:
         sys.exit(_run(words, options, command))
     interrupt.end(_run_alone(words, options, command))

@@ -18,6 +18,7 @@ from metasync.backends.api import LogForm, Probes
 from metasync.backends.registry import LINKED, TRACE_VARIABLE, is_own, open_backend, parse_url
 from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
 from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.travelled import Counting
 from metasync.backends.wrappers.wrapper import layers
 from metasync.config import DEFAULT_CAPACITY
 from metasync.consensus import birth_path, is_root
@@ -249,7 +250,7 @@ def opened_first(name: str, url: BackendUrl, *, create: bool) -> Backend:
     """Opens an unknown store and waits for one answer, so that a silent server does not cost many time-outs later."""
 
     def opening() -> Backend:
-        backend = opened(name, url, create=create)
+        backend = Counting(opened(name, url, create=create))
         if url.scheme not in UNMETERED:
             with contextlib.suppress(BackendError):  # whatever it says; what follows asks for what it needs
                 backend.get(FIRST_PATH, length=1, max_bytes=1)
@@ -311,8 +312,8 @@ def _scope(backend: Backend, link: Link | None) -> bytes:
 
 def wrapped(backend: Backend, *, suspected: bool = False, account: Account | None = None) -> Backend:
     """Wraps a backend for workspaces: passing failures are tried again; a backend that hangs, and an account that asked
-    for fewer requests, are left alone for a time."""
-    inner: Backend = Breaker(backend, suspected=suspected)
+    for fewer requests, are left alone for a time. What travels is counted."""
+    inner: Backend = Breaker(Counting(backend), suspected=suspected)
     if account is not None:
         from metasync.backends.wrappers.pace import Paced
 

@@ -22,6 +22,7 @@ import click
 
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice
+from metasync.runtime.travelled import COUNTER
 from metasync.terminal import prompt
 from metasync.terminal import text as _text
 from metasync.terminal.bar import Bar, beside, end_progress
@@ -192,7 +193,7 @@ class Console:
         if self.options.json:
             told = _text.value(value)  # only here: of a push of many files it takes as long as a seventh of the push
             body = told if isinstance(told, dict) else {"result": told}
-            click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
+            click.echo(json.dumps({**head_of(command, code), **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
             coloured = colours(self.options, sys.stdout)
             if not (paged and _paged([*lines, *summary], coloured)):
@@ -201,6 +202,11 @@ class Console:
         elif once:
             _echo(once, colour=False)
         raise Finish(code)
+
+
+def head_of(command: str, code: int) -> dict[str, object]:
+    """What every document of --json begins with. `travelled`: by what the command asked of backends."""
+    return {"command": command, "exit_code": code, "travelled": _text.value(COUNTER.total)}
 
 
 def colours(options: Options, stream: TextIO) -> bool:

@@ -79,6 +79,20 @@ def test_the_demo_in_json_is_a_document(tmp_path: Path) -> None:
     assert run_process("demo", "--quiet", cwd=tmp_path) == (0, "", "")
 
 
+def test_every_document_says_what_travelled(lab: Lab) -> None:
+    lab.init(lab.urls("a", "b", "c")).close()
+    where = str(lab.root / "laptop")
+    (lab.root / "laptop" / "f").write_bytes(b"x" * 20_000)
+    went = run_cli("-C", where, "push", "--json").json["travelled"]
+    assert went["requests"] >= 2 + 3 + 3, "packs, promises and votes"
+    assert went["up_bytes"] >= 3 * (1024 + 1536), "an entry of each kind on each backend"
+    assert went["down_bytes"] > 0
+    assert run_cli("-C", where, "config", "list", "--json").json["travelled"]["requests"] == 0
+    failed = run_cli("-C", where, "log", "nothing", "--json")
+    assert failed.code == 2
+    assert set(failed.json["travelled"]) == {"requests", "up_bytes", "down_bytes"}
+
+
 def test_init_and_clone_in_json_give_the_phrase_and_the_version(lab: Lab) -> None:
     """They printed an error of ours in its place: the recovery phrase, shown once, was lost."""
     made = run_cli("init", str(lab.root / "laptop"), "--name", "docs", "--json", *lab.words("a", "b", "c"))

@@ -20,6 +20,7 @@ from typing import Any
 
 from metasync.merge import changes
 from metasync.reports import accounts, backends, history, members, service, settings, start, sync
+from metasync.runtime.travelled import Travelled
 from metasync.service import install
 from metasync.session import evidence
 from metasync.terminal import text as _text
@@ -150,8 +151,12 @@ def document(command: str) -> dict[str, Any]:
         "$schema": DIALECT,
         "title": f"metasync {command} --json",
         "type": "object",
-        "properties": {"command": {"const": command}, "exit_code": {"enum": list(EXIT_CODES)}},
-        "required": ["command", "exit_code"],
+        "properties": {
+            "command": {"const": command},
+            "exit_code": {"enum": list(EXIT_CODES)},
+            "travelled": schema_of(Travelled),
+        },
+        "required": ["command", "exit_code", "travelled"],
         "oneOf": [failed, {"not": {"required": ["error"]}, **done}],
     }
 
