@@ -171,6 +171,21 @@ def _key_copies(told: Any) -> KeyCopies:
     return KeyCopies(int(epoch), {str(k): PendingKeys(bool(away), float(due)) for k, (away, due) in pending.items()})
 
 
+class Floorless(NamedTuple):
+    """Acceptors that were seen to have no floor: id in hex -> the floor, and when, in seconds of the machine's clock.
+
+    `mark`: of the machine, whose clock counts for nothing once it is another one.
+    """
+
+    mark: str
+    seen: Mapping[str, tuple[int, float]]
+
+
+def _floorless(told: Any) -> Floorless:
+    mark, seen = told
+    return Floorless(str(mark), {bytes.fromhex(a).hex(): (int(floor), float(at)) for a, (floor, at) in seen.items()})
+
+
 def _names(told: Any) -> frozenset[str]:
     if not isinstance(told, list) or not all(isinstance(name, str) for name in told):
         raise TypeError("not names")
@@ -196,6 +211,7 @@ LEFT_KEY: Final = Key("left", BYTES)  # `State` of an old era that the folder wa
 RETIRED_KEY: Final = Key("retired", COUNT, None)  # the newest era for which an acceptor was seen retired
 JOURNAL_KEY: Final = Key("consensus.journal", BYTES)  # `Journal` of a change that may be decided: `consensus.proposer`
 MEMORY_KEY: Final = Key("memory", BYTES)  # what each acceptor last showed, with the newest state
+FLOORLESS_KEY: Final = Key("no floors", json_codec("floors that were not there", _floorless), None)
 FLOORS_KEY: Final = Key("floors", BYTES, None)  # `Progress` of this device in deleting old logs
 
 # The folder.

@@ -226,6 +226,7 @@ def remember(s: Session, state: State, *, own: bool = False) -> None:
                 s.db.set(LINE_KEY, line_after(line or (), (known, state)))
         notices = [Notice(text, warning=True) for text in _cross(s, known, state)]
         s.db.set(MEMORY_KEY, s.group.memory)
+        s.connections.note_floorless()
         if configs is not None:
             notices += [] if own else _changed(s.config, configs[0], state.v)
             s.connections.follow(state.config, *configs)

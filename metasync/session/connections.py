@@ -22,11 +22,13 @@ from metasync.events import Notice, ignore
 from metasync.local.state_keys import (
     CONFIG_KEY,
     EVIDENCE_KEY,
+    FLOORLESS_KEY,
     GIVEN_UP_KEY,
     HUNG_KEY,
     PREVIOUS_KEY,
     RETIRED_KEY,
     UNLINKED_KEY,
+    Floorless,
 )
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
@@ -106,6 +108,7 @@ class Connections:
         self._runtime: Runtime | None = None
         self._group: Group | None = None
         self._mark: object = None
+        self._floorless: Floorless | None = None  # as it is noted
         self.gate = threading.RLock()  # held while ways are opened or closed: several threads may use a workspace
         self._left: list[Backend] = []  # open stores that no way leads to any more
         self.copying: Finishing | None = None  # makes copies in the background: see `trailing.go_on`
@@ -329,10 +332,29 @@ class Connections:
             guard=self.guard,
         )
         self._group.participant.others = self._others()
+        self._recall_floorless(self._group, self._runtime.clock())
         noted = self.db.get(RETIRED_KEY)  # an earlier process saw that an acceptor was retired, for this era
         if noted is not None:
             self._group.participant.acceptors[b""].tombstone = Tombstone(noted, ZERO_HASH)
         return self._runtime, self._group
+
+    def _recall_floorless(self, group: Group, now_s: float) -> None:
+        """Takes over which acceptors an earlier process saw to have no floor: that counts for a day (rule 1.11)."""
+        noted = self.db.get(FLOORLESS_KEY)
+        if noted is not None and noted.mark == repr(self._mark):
+            for acceptor_id, (floor, at) in noted.seen.items():
+                if at <= now_s:
+                    group.participant.acceptors[bytes.fromhex(acceptor_id)].no_floor = floor, at
+            self._floorless = noted
+
+    def note_floorless(self) -> None:
+        """Notes it for the next process, where it is news."""
+        assert self._group is not None
+        seen = {a.hex(): m.no_floor for a, m in self._group.participant.acceptors.items() if m.no_floor[0] >= 0}
+        noted = Floorless(repr(self._mark), seen)
+        if noted != self._floorless:
+            self._floorless = noted
+            self.db.set(FLOORLESS_KEY, noted)
 
     @contextlib.contextmanager
     def doing_without(self, names: Set[str]) -> Iterator[None]:

@@ -391,11 +391,11 @@ def test_a_push_that_lost_to_a_rotation_seals_again(lab: Lab, monkeypatch: pytes
     real = AgreedIndexes.storing
     turns: list[int] = []
 
-    def slow(self: AgreedIndexes, base: State, *index: Any) -> Any:
+    def slow(self: AgreedIndexes, base: State, *index: Any, **options: Any) -> Any:
         if not turns:
             rotate(w)
         turns.append(base.epoch)
-        return real(self, base, *index)
+        return real(self, base, *index, **options)
 
     monkeypatch.setattr(AgreedIndexes, "storing", slow)
     write(d.directory, {"big": b"\x07" * 300_000})
