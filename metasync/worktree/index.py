@@ -87,6 +87,11 @@ def is_unchanged(a: os.stat_result, b: os.stat_result, *, ctime: bool = False) -
     )
 
 
+def has_grown(a: os.stat_result, b: os.stat_result) -> bool:
+    """Whether a file is longer than it was, and the same file else, as far as stats tell."""
+    return (a.st_ino, a.st_dev, a.st_mode) == (b.st_ino, b.st_dev, b.st_mode) and a.st_size < b.st_size
+
+
 def mode_now(row: Row, st: os.stat_result) -> int:
     """The mode that a path has, whose row says what was agreed and what the disk had made of that.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from metasync.objects.chunker import Chunker
@@ -60,8 +61,8 @@ class Ingest:
         self.changes: Changes | None = None
 
     def __call__(self, fd: int, st: os.stat_result, was: Was = lambda: None) -> Content:
-        """Reads from `fd` to its end. The caller compares stats before and after."""
-        return self.take(lambda n: self._read(fd, n), st.st_size, was)
+        """Reads as many bytes from `fd` as the stat says, or all there are. The caller compares stats."""
+        return self.take(_first(partial(self._read, fd), st.st_size), st.st_size, was)
 
     def of_bytes(self, data: bytes) -> Content:
         """Takes a file whose bytes are in memory."""
@@ -71,7 +72,7 @@ class Ingest:
         """Reads to the end of a content that should have `size` bytes."""
         pieces = self.changes.of(was, size) if self.changes is not None else None
         if size <= self._chunker.whole_bytes_max:
-            return self._one_chunk(read(size + 1), pieces)  # a byte more shows growth; the caller sees another size
+            return self._one_chunk(read(size + 1), pieces)
         hasher = self._ids.content()
         chunks: list[Chunk] = []
         for piece in self._chunker.cut(read, size):
@@ -110,11 +111,25 @@ class Ingest:
             self._sink(kind, object_id, data)
 
 
+def _first(read: Callable[[int], bytes], size: int) -> Callable[[int], bytes]:
+    """Reads on, up to so many bytes in all."""
+    left = size
+
+    def some(n: int) -> bytes:
+        nonlocal left
+        data = read(min(n, left)) if left else b""
+        left -= len(data)
+        return data
+
+    return some
+
+
 def reread(tree: WorkTree, path: bytes, entry: Entry, ingest: Ingest, was: Was = lambda: None) -> bool:
-    """Reads a file again to store it; False if it changed since the scan."""
+    """Reads a file again to store it; False if it changed since the scan, but for what was appended to it."""
     parent, name = split(path)
     try:
         with tree.disk.opened(name, READ_FLAGS, tree.dir(parent)) as fd:
-            return tuple(ingest(fd, tree.disk.fstat(fd), was)) == (entry.size, entry.content, entry.root)
+            got = ingest.take(_first(partial(tree.disk.read_next, fd), entry.size), entry.size, was)
+            return tuple(got) == (entry.size, entry.content, entry.root)
     except OSError:
         return False

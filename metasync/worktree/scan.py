@@ -2,7 +2,7 @@
 
 A walk (`merge_walk`) has looked at every name once, without opening files. A file with the stat of its *trusted* row is
 clean and keeps the row's entry. Stage 1 reads the others. A file that changes while it is read is read again, at most
-`READS_MAX` times; then it is busy and keeps the base's entry.
+`READS_MAX` times; then it is busy and keeps the base's entry. Of one that only grows what stood in it is taken.
 
 A row is trusted if both its times lie before the scan's stamp, taken from the file system's clock before anything is
 read. A later write has a later time, so an equal stat proves equal bytes (git's racy-clean rule).
@@ -31,6 +31,7 @@ from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.ignore_files import store_texts
 from metasync.worktree.index import (
     Row,
+    has_grown,
     is_unchanged,
     mode_now,
     on_device,
@@ -231,6 +232,7 @@ class _Scanner:
         Without that stat, or after a change, it is looked at before the reading as well.
         """
         parent, name = split(path)
+        grown: tuple[os.stat_result, Content] | None = None
         for turn in range(READS_MAX):
             with _moving():
                 above = self.work.dir(parent)
@@ -252,7 +254,21 @@ class _Scanner:
                 here = self.disk.lstat(name, above)
             if got.size == st.st_size and is_unchanged(st, after, ctime=True) and is_unchanged(st, here, ctime=True):
                 return _entry_of(row, st, got), st
+            is_longer = got.size == st.st_size > 0 and has_grown(st, after) and has_grown(st, here)
+            grown = (st, got) if is_longer else None
+        if grown is not None and self.is_still(path, *grown):
+            return _entry_of(row, *grown), grown[0]
         raise _Vanished
+
+    def is_still(self, path: bytes, st: os.stat_result, took: Content) -> bool:
+        """Whether a file that grew while it was read begins with what was taken: then it was that in between."""
+        parent, name = split(path)
+        with _moving():
+            above = self.work.dir(parent)
+            with self.disk.opened(name, READ_FLAGS, above) as fd:
+                self.out.files_read += 1
+                now = self.disk.fstat(fd)
+                return has_grown(st, now) and self.ingest(fd, st, partial(self.base.get, path)) == took
 
     def read_link(self, path: bytes, row: Row | None) -> tuple[Entry, os.stat_result]:
         parent, name = split(path)

@@ -76,7 +76,7 @@ def contents(*trees: dict[bytes, Any]) -> dict[bytes, bytes]:
 
 def ingest(fd: int, st: os.stat_result, was: object = None) -> Content:
     data = b""
-    while piece := os.read(fd, 1 << 20):
+    while piece := os.read(fd, min(1 << 20, st.st_size - len(data))):
         data += piece
     return Content(len(data), digest(data), b"")
 

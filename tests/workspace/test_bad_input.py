@@ -1065,15 +1065,14 @@ def test_a_file_that_changes_while_it_is_read(lab: Lab, monkeypatch: pytest.Monk
             return real(self, path, *seen)
         ingest = self.ingest
 
-        def appending(fd: int, st: os.stat_result, was: Any) -> Any:
+        def writing(fd: int, st: os.stat_result, was: Any) -> Any:
             nonlocal reads
             reads += 1
             got = ingest(fd, st, was)
-            with (w.directory / "busy.log").open("ab") as f:
-                f.write(b"more")
+            (w.directory / "busy.log").write_bytes(b"%d" % reads)
             return got
 
-        self.ingest = appending
+        self.ingest = writing
         try:
             return real(self, path, *seen)
         finally:

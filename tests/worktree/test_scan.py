@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from metasync.worktree.index import load_rows, store_rows
 from metasync.worktree.merge_walk import Noted
 from metasync.worktree.names import IGNORE_NAME as RULES
 from metasync.worktree.names import folds_to_state
-from metasync.worktree.scan import READS_MAX, Content, Scan
+from metasync.worktree.scan import READS_MAX, Content, Scan, store_scan
 from metasync.worktree.tree import WorkTree
 
 TREE: dict[bytes, Any] = {
@@ -226,6 +227,82 @@ def test_a_busy_file_is_left_and_the_others_go_on(work: Workspace, known: bool) 
     assert found.tree[b"b"] == entry(b"x")
     assert found.deleted == []
     assert work.scan().tree[b"a"].content == digest(b"3")  # quiet again
+
+
+class Growing:
+    """Reads files, and appends to `log` after each reading of it. `then`: what else happens to it, in which reading."""
+
+    def __init__(self, work: Workspace, then: Callable[[Path], object] = lambda _: None, at: int = 0) -> None:
+        self.log = work.at(b"log")
+        self.then = then
+        self.at = at
+        self.reads = 0
+
+    def __call__(self, fd: int, st: os.stat_result, was: object = None) -> Content:
+        got = ingest(fd, st)
+        self.reads += 1
+        with self.log.open("ab") as f:
+            f.write(b"line %d\n" % self.reads)
+        if self.reads == self.at:
+            self.then(self.log)
+        return got
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_file_that_grows_is_taken_as_it_was(work: Workspace, known: bool) -> None:
+    write(work.root, {b"log": b"line 0\n"})
+    if known:
+        agreed(work, {b"log": b"line 0\n"})
+        work.at(b"log").write_bytes(b"line 0\nline\n")
+    begins = work.at(b"log").read_bytes()
+    growing = Growing(work)
+    found = work.scan(ingest=growing)
+    assert growing.reads == READS_MAX + 1
+    assert found.busy == []
+    taken = begins + b"".join(b"line %d\n" % n for n in range(1, READS_MAX))
+    assert found.tree[b"log"].content == digest(taken)
+    assert found.tree[b"log"].size == len(taken) < work.at(b"log").stat().st_size
+    store_scan(work.db, found)
+    assert work.scan().tree[b"log"].content == digest(work.at(b"log").read_bytes())  # the rest comes next
+
+
+def _first_line(log: Path) -> None:
+    with log.open("r+b") as f:
+        f.write(b"LINE")
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        _first_line,
+        lambda log: os.truncate(log, 3),
+        lambda log: log.unlink(),
+        lambda log: (log.unlink(), log.write_bytes(b"another file, and a longer one than that\n" * 9)),
+        lambda log: log.chmod(0o600),
+    ],
+    ids=["written over", "shorter", "gone", "another", "mode"],
+)
+def test_a_file_that_does_not_only_grow_is_busy(work: Workspace, then: Callable[[Path], object]) -> None:
+    write(work.root, {b"log": b"line 0\n"})
+    found = work.scan(ingest=Growing(work, then, READS_MAX))
+    assert found.busy == [b"log"]
+    assert b"log" not in found.tree
+
+
+def test_an_empty_file_that_grows_is_busy(work: Workspace) -> None:
+    """Somebody is about to write it: an empty one is no version of it."""
+    write(work.root, {b"log": b""})
+    log, turns = work.at(b"log"), iter(range(READS_MAX))
+
+    def emptied(fd: int, st: os.stat_result, was: object = None) -> Content:
+        os.truncate(log, 0)
+        got = ingest(fd, st)
+        log.write_bytes(b"line")
+        if next(turns) < READS_MAX - 1:
+            os.truncate(log, 0)
+        return got
+
+    assert work.scan(ingest=emptied).busy == [b"log"]
 
 
 @pytest.mark.parametrize("becomes", ["nothing", "another file", "a directory", "a symlink", "a fifo"])
