@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import random
 import stat
 import sys
 import tempfile
@@ -61,8 +62,11 @@ def write(root: Path, files: dict[str, bytes]) -> None:
         os.utime(path, ns=(0, 1_700_000_000_000_000_000 + n))
 
 
-def make(root: Path, *, encrypted: bool) -> dict[str, Any]:
-    """Three backends; two devices; a name that is not ASCII, a link, an executable, an empty file; a rotation."""
+def make(root: Path, *, encrypted: bool, edits: int = 0) -> dict[str, Any]:
+    """Three backends; two devices; a name that is not ASCII, a link, an executable, an empty file; a rotation.
+
+    `edits`: of a document, each a version of its own, stored as deltas.
+    """
     urls = [f"file://{root}/{name}?name={name}" for name in ("a", "b", "c")]
     report = Workspace.init(
         root / "laptop", name="docs", backends=urls, passphrase=PASSPHRASE, kdf=COST, device_name="laptop",
@@ -72,6 +76,9 @@ def make(root: Path, *, encrypted: bool) -> dict[str, Any]:
         write(one.directory, {"notes.txt": b"first\n", "d/empty": b"", "d/große Datei": bytes(1_100_000)})
         (one.directory / "d" / "link").symlink_to("../notes.txt")
         one.push("first")
+        for n in range(edits + 1 if edits else 0):
+            write(one.directory, {"doc": random.Random(1).randbytes(9_000) + b"edit %d" % n})
+            one.push(f"edit {n}")
         cloned = Workspace.clone(root / "phone", name="docs", backends=urls, passphrase=PASSPHRASE, device_name="phone")
         with cloned.workspace as two:
             write(two.directory, {"run.sh": b"#!/bin/sh\n"})
@@ -94,7 +101,8 @@ def make(root: Path, *, encrypted: bool) -> dict[str, Any]:
         backends[name] = objects
     return {
         "what": "workspace",
-        "about": "three folders, any one of which may be missing; two devices, a rotation; a file of two chunks",
+        "about": "three folders, any one of which may be missing; two devices, a rotation; a file of two chunks"
+        + (f"; a document that was edited {edits} times, as deltas" if edits else ""),
         "format": 1,
         "passphrase": PASSPHRASE,
         "recovery_phrase": rotated.recovery_phrase,
@@ -111,7 +119,7 @@ def main(name: str) -> None:
     os.environ["METASYNC_KEYRING"] = "off"
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        made = make(Path(folder), encrypted="open" not in name)
+        made = make(Path(folder), encrypted="open" not in name, edits=10 if "deltas" in name else 0)
     (FOLDER / f"{name}.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{name}: {len(json.dumps(made)) >> 10} KiB")
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import random
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from metasync.keys.slots import open_slot
+from metasync.objects.model import ObjectKind
+from metasync.session import agreement
+from metasync.store import deltas
 from metasync.workspace import Workspace
 
 SPEC = importlib.util.spec_from_file_location("make_workspaces", Path(__file__).parent / "make_workspaces.py")
@@ -38,6 +42,23 @@ def unpacked(c: dict[str, Any], root: Path, without: str = "") -> list[Path]:
 
 def objects_of(c: dict[str, Any]) -> list[tuple[str, bytes]]:
     return [(path, base64.b64decode(data)) for objects in c["backends"].values() for path, data in objects.items()]
+
+
+def test_old_versions_are_read_by_their_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METASYNC_KEYRING", "off")
+    c = CASES["format-1-deltas"]
+    urls = [f"file://{folder}?name={folder.name}" for folder in unpacked(c, tmp_path)]
+    report = Workspace.clone(tmp_path / "new", name=c["name"], backends=urls, passphrase=c["passphrase"])
+    with report.workspace as w:
+        with w._session("test") as s:
+            index = agreement.newest(s).index
+            depths = {deltas.depth_of(index, i) for i in index.ids(ObjectKind.BLOB)}
+        assert depths == {*range(9)}
+        for n in range(11):
+            pieces: list[bytes] = []
+            w.cat("doc", str(2 + n), pieces.append)
+            assert b"".join(pieces) == random.Random(1).randbytes(9_000) + b"edit %d" % n
+        assert not w.check(read_data=True).problems
 
 
 def test_there_is_one_of_every_format() -> None:
@@ -68,8 +89,10 @@ def test_passphrase_and_recovery_phrase_open_it(name: str) -> None:
 def test_what_is_expected_of_it_is_whole(name: str) -> None:
     c = CASES[name]
     sizes = {path: len(zlib.decompress(base64.b64decode(e["data"]))) for path, e in c["tree"].items() if "data" in e}
-    assert sizes == {"d/große Datei": 1_100_000, "notes.txt": 11, "run.sh": 10}
-    assert [item["version"] for item in c["log"]] == [5, 3, 1]
+    edited = {"doc": 9_007} if "deltas" in name else {}
+    assert sizes == {"d/große Datei": 1_100_000, "notes.txt": 11, "run.sh": 10, **edited}
+    edits = 11 if edited else 0
+    assert [item["version"] for item in c["log"]] == [5 + edits, 3 + edits, *range(1 + edits, 0, -1)]
     assert os.path.normpath("d/" + c["tree"]["d/link"]["target"]) == "notes.txt"
 
 
