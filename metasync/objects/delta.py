@@ -50,9 +50,13 @@ def make(base: bytes, new: bytes) -> bytes:
 
 def gain(base: bytes, new: bytes, level: int) -> bytes | None:
     """The same where it is clearly smaller than `new` is when it is compressed by itself at this level; else None."""
-    made = make(base, new)
-    alone = min(len(new), len(_zstd().ZstdCompressor(level=level).compress(new)))
+    made, alone = make(base, new), alone_bytes(new, level)
     return made if len(made) + max(alone // GAIN_SHARE, GAIN_BYTES_LEAST) <= alone else None
+
+
+def alone_bytes(new: bytes, level: int) -> int:
+    """How many bytes a blob has by itself, compressed at this level where that makes it smaller."""
+    return min(len(new), len(_zstd().ZstdCompressor(level=level).compress(new)))
 
 
 def opened(base: bytes | memoryview, delta: bytes | memoryview) -> bytes:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from metasync.codec import amount, u64
-from metasync.errors import WorkspaceError
+from metasync.errors import BackendError, DamagedError, WorkspaceError
 from metasync.events import Notice
 from metasync.local.state_keys import CARRIED_KEY
 from metasync.objects import walk
@@ -125,8 +125,19 @@ class Packing:
             s.db,
             level=s.config.compression_level,
             whole_bytes=s.config.whole_bytes,
+            fetch=self._fetcher(base),
         )
         return ingest
+
+    def _fetcher(self, base: Agreed) -> Callable[[bytes], bytes | None]:
+        """Fetches a chunk of the base's index; None where it cannot be had now."""
+
+        def fetch(object_id: bytes) -> bytes | None:
+            with suppress(BackendError, DamagedError):
+                return self.s.contents(base).load(ObjectKind.BLOB, [object_id])[object_id]
+            return None
+
+        return fetch
 
     def complete(self, base: Agreed, here: Here, upload: Upload) -> None:
         """Reads files whose bytes were named by an earlier scan and are stored nowhere yet."""

@@ -2,8 +2,9 @@
 
 A file's new chunks come in order. One that the agreed file has too says where in it the reading is; one that it has not
 stands for the old chunk that it overlaps most. The new cut points are where the bytes put them, whatever is stored how
-(architecture.md, D1). A base is a blob of the index that the push goes on from, and its bytes are at hand: nothing is
-fetched for a delta. At the largest depth the base's own whole chunk, at the end of its chain, is the base.
+(architecture.md, D1). A base is a blob of the index that the push goes on from. Its bytes are at hand, or are fetched
+where the lines say that this takes less time than the whole chunk (HyCloud, eq. 2). At the largest depth the base's own
+whole chunk, at the end of its chain, is the base.
 
 How hard it tries follows the file's history, as HyCloud has it (E et al., eq. 1): a file whose chunks gain nothing by
 deltas gets few more trials in this push, and the chunks of a file that changed once are kept for its next change.
@@ -30,6 +31,7 @@ from metasync.worktree.ingest import Was
 MISSES_MAX: Final = 3  # chunks of a file that gained nothing, one after the other, until few are tried
 MISSED_SHARE: Final = 8  # then one in so many is
 GOOD_SHARE: Final = 4  # a delta of up to this part of the chunk is good enough: no other base is tried
+SHARE_AT_FIRST: Final = 0.25  # HyCloud saw deltas of a tenth, as a rule
 NEW_SMALL_MAX: Final = (
     512  # files of one chunk that a push keeps: of more, a file each in the cache would cost its time
 )
@@ -53,6 +55,7 @@ class ReplacedChunks:
         *,
         level: int,
         whole_bytes: int,
+        fetch: Callable[[bytes], bytes | None] = lambda _: None,
     ) -> None:
         self.index = index
         self.upload = upload
@@ -60,6 +63,7 @@ class ReplacedChunks:
         self.bases = bases
         self.level = level
         self._whole_bytes = whole_bytes
+        self._fetch = fetch
         self._small_left = NEW_SMALL_MAX
         self._db = db
         self._nodes: list[tuple[bytes, int, bytes]] = []
@@ -91,6 +95,27 @@ class ReplacedChunks:
             self._nodes, self._nodes_bytes = [], 0
         self.bases.note()
 
+    def base(self, base: bytes, data: bytes, share: float | None) -> bytes | None:
+        """The bytes of a base, from the cache, or from a backend where that pays; None: they are not at hand.
+
+        `data`: the chunk that is to be made of it. `share`: the part of it that the delta is likely to have; None:
+        nothing is fetched.
+        """
+        found = self.bases.get(base)
+        if found is not None or share is None:
+            return found
+        transfer = self.upload.transfer
+        copies, size = transfer.placement.copies, delta.alone_bytes(data, self.level)
+        fetched = next((o.length for _, o in self.index.find(base)), 0)
+        whole, made = size * copies, int(size * share) * copies
+        lines = [place.name for place in transfer.places.values()]
+        if not transfer.estimates.pays(lines, fetched=fetched, whole=whole, delta=made):
+            return None
+        found = self._fetch(base)
+        if found is not None:
+            self.bases.keep(base, found, changes=True)
+        return found
+
     def row(self, base: bytes) -> Delta | None:
         """What a delta of this base is made of, or one of the whole chunk that it comes of; None: of none."""
         depth = depth_of(self.index, base)
@@ -112,6 +137,7 @@ class FileChunks:
         self._shift = 0  # how much farther behind the bytes are here than in the agreed file
         self._misses = 0
         self._tried = 0
+        self._share: float | None = SHARE_AT_FIRST  # of a chunk that its delta has, by the last one that was tried
 
     def take(self, chunk_id: bytes, data: bytes) -> None:
         """Has a chunk stored, if it is not known, and kept as a base."""
@@ -139,7 +165,7 @@ class FileChunks:
         best: tuple[bytes, Delta] | None = None
         for n in self._around(at, len(data)):
             row = self._push.row(self._former[n].id)
-            base = self._push.bases.get(row.base) if row is not None else None
+            base = self._push.base(row.base, data, self._share) if row is not None else None
             if row is None or base is None:
                 continue
             made = delta.gain(base, data, self._push.level)
@@ -149,6 +175,7 @@ class FileChunks:
             if made is not None and len(made) <= len(data) // GOOD_SHARE:
                 break
         self._misses = 0 if best is not None else self._misses + 1
+        self._share = len(best[0]) / len(data) if best is not None else None
         return best
 
     def _around(self, at: int, size: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ Estimates are kept between runs (`encode`). They are hints: a wrong one costs ti
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -133,6 +133,19 @@ class Estimates:
         """The latency of the slowest known line; 0.0 where none is known."""
         lines = [line for (_, way), line in list(self._lines.items()) if way is direction]
         return max((latency for line in lines if (latency := line.estimate().latency_s) is not None), default=0.0)
+
+    def pays(self, lines: Collection[str], *, fetched: int, whole: int, delta: int) -> bool:
+        """Whether fetching a base and storing a delta takes less time than storing a chunk whole, as far as all these
+        lines are known (HyCloud, eq. 2, for both directions on the client's side).
+
+        Bytes: `fetched` come from one of them, `whole` or `delta` are all copies together, and go to all at once.
+        """
+        ups, downs = ([self.of(name, way) for name in lines] for way in Direction)
+        up = sum(line.bytes_per_s or 0.0 for line in ups)
+        down = max((line.bytes_per_s or 0.0 for line in downs), default=0.0)
+        if not down or not all(line.bytes_per_s for line in ups):
+            return False
+        return self.latency_s(Direction.DOWN) + fetched / down + delta / up < whole / up
 
     def encode(self) -> bytes:
         """All that is known, as JSON: [name, direction, latencies in microseconds, bytes a second] for each line."""

@@ -6,13 +6,14 @@ import random
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from content_kit import noise
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import Lab, flip, tree_of, write
 
-from metasync.errors import WorkspaceError
+from metasync.errors import DamagedError, WorkspaceError
 from metasync.objects import delta
 from metasync.objects.model import Chunk, ObjectKind
 from metasync.session import agreement
@@ -23,6 +24,7 @@ from metasync.sync.old_chunks import OldChunks
 from metasync.sync.packing import Packing
 from metasync.sync.push import _Push
 from metasync.sync.replaced_chunks import FileChunks
+from metasync.transfer.estimates import Estimates
 from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
 
@@ -136,6 +138,42 @@ def test_of_very_many_new_small_files_few_are_kept(lab: Lab, monkeypatch: pytest
         w.push()
     assert depths(w) == ([0] * 8 + [1] * 5 + [2] * 5 if most > 5 else [0] * 11 + [1] * 5 + [2] * 2)
     comes_to_others(lab, w)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_base_that_is_not_at_hand_is_fetched_where_that_pays(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, pays: bool
+) -> None:
+    docs = history(1, 2_000_000)
+    push(lab.init(lab.urls(*NAMES)), docs[0])
+    other = lab.clone(lab.urls(*NAMES))
+    asked: list[dict[str, int]] = []
+
+    def pay(self: Estimates, lines: list[str], **sizes: int) -> bool:
+        assert sorted(lines) == [*NAMES]
+        asked.append(sizes)
+        return pays
+
+    monkeypatch.setattr(Estimates, "pays", pay)
+    down(lab)
+    push(other, docs[1])
+    assert 1 <= len(asked) <= 2  # of all chunks the one that changed, and what lay beside it
+    assert asked[0]["delta"] < asked[0]["fetched"] < asked[0]["whole"]
+    assert (1 in depths(other)) == pays
+    assert (down(lab) > 60_000) == pays
+    comes_to_others(lab, other)
+
+
+def test_a_base_that_cannot_be_fetched_is_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = history(1)
+    push(lab.init(lab.urls(*NAMES)), docs[0])
+    other = lab.clone(lab.urls(*NAMES))
+    for path in (p for name in NAMES for p in lab.objects(name, "packs")):
+        if path.stat().st_size > 50_000:
+            flip(path, path.stat().st_size // 2)
+    monkeypatch.setattr(Estimates, "pays", lambda *_, **__: True)
+    push(other, docs[1])
+    assert set(depths(other)) == {0}
 
 
 # ---- what it rests on
@@ -303,7 +341,7 @@ class Push:
 
         return Delta(base, 1)
 
-    def get(self, object_id: bytes) -> bytes | None:
+    def base(self, object_id: bytes, *_: Any) -> bytes | None:
         return self.kept.get(object_id)
 
     def keep(self, object_id: bytes, data: bytes, **_: bool) -> None:
@@ -352,6 +390,47 @@ def test_many_inserts_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     new = [edited(edited(d, n), n + 100) + noise(3_000, n) for n, d in enumerate(old)]
     assert all(a < b for a, b in pairwise([0, *[n + 1 for n in bases(old, new) if n is not None]]))
     assert bases(old, new) == [*range(30)]
+
+
+# ---- what is rotten
+
+
+def chain(lab: Lab, versions: int = 4) -> tuple[Workspace, list[bytes]]:
+    """A document that is a delta of a delta."""
+    w = lab.init(lab.urls(*NAMES))
+    docs = history(versions, 90_000)
+    for doc in docs:
+        push(w, doc)
+    assert max(depths(w)) == versions
+    return w, docs
+
+
+def copies_of(lab: Lab, w: Workspace, data: bytes) -> list[Path]:
+    """The files of the packs with this content, on all backends."""
+    names = {record.name.hex() for record, _ in index_of(w).find(blob(w, data))}
+    return [p for name in NAMES for p in lab.objects(name, "packs") if p.name in names]
+
+
+@pytest.mark.parametrize("link", range(5))
+def test_each_link_of_a_chain_comes_from_another_replica_where_one_is_rotten(lab: Lab, link: int) -> None:
+    w, docs = chain(lab)
+    first, second = copies_of(lab, w, docs[link])
+    flip(first)
+    other = lab.clone(lab.urls(*NAMES), device="phone")
+    assert (other.directory / "doc").read_bytes() == docs[-1]
+    flip(second)
+    with pytest.raises(DamagedError):
+        lab.clone(lab.urls(*NAMES), device="tablet")
+    report = w.check(read_data=True)
+    assert len(report.problems) == 2 and report.lost
+
+
+def test_a_device_with_old_chunks_mends_what_no_backend_has(lab: Lab) -> None:
+    w, docs = chain(lab)
+    for path in copies_of(lab, w, docs[-1]):
+        path.unlink()
+    w.check(read_data=True, repair=True)
+    comes_to_others(lab, w)
 
 
 # ---- what a pull takes from the folder

@@ -245,3 +245,40 @@ def test_a_note_is_bounded() -> None:
     note = e.encode()
     assert len(note) <= BACKENDS_MAX * len('["0000", 0, [500000], []], ')
     Estimates.decode(note)
+
+
+def line(e: Estimates, backend: str, direction: Direction, bytes_per_s: float, latency_s: float) -> None:
+    """Teaches what a line bears."""
+    for size, seconds in ((100, latency_s), (10 * MIB, latency_s + 10 * MIB / bytes_per_s)):
+        e.end(e.begin(backend, direction, size, 0.0), size, seconds, seconds)
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "latency", "pays"),
+    [
+        (1e6, 10e6, 0.08, True),  # a home's line: 0.25 s up for 0.11 s down
+        (10e6, 10e6, 0.08, False),  # 0.026 s up
+        (10e6, 1e9, 0.0, True),
+        (1e6, 10e6, 0.25, False),
+    ],
+)
+def test_a_base_is_fetched_where_the_lines_say_that_it_takes_less_time(
+    up: float, down: float, latency: float, pays: bool
+) -> None:
+    e = Estimates()
+    for name in "ab":
+        line(e, name, UP, up, 0.0001)
+        line(e, name, DOWN, down, latency or 0.0001)
+    assert e.pays(["a", "b"], fetched=256 << 10, whole=512 << 10, delta=10_000) is pays
+    assert not e.pays(["a", "b"], fetched=256 << 10, whole=512 << 10, delta=512 << 10)
+
+
+def test_a_base_is_not_fetched_over_lines_of_which_nothing_is_known() -> None:
+    e = Estimates()
+    assert not e.pays([], fetched=1, whole=1 << 30, delta=1)
+    assert not e.pays(["a"], fetched=1, whole=1 << 30, delta=1)
+    line(e, "a", UP, 1e6, 0.01)
+    assert not e.pays(["a"], fetched=1, whole=1 << 30, delta=1)
+    line(e, "a", DOWN, 1e6, 0.01)
+    assert e.pays(["a"], fetched=1, whole=1 << 30, delta=1)
+    assert not e.pays(["a", "b"], fetched=1, whole=1 << 30, delta=1)
