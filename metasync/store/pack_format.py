@@ -316,6 +316,7 @@ PACK_ID_BYTES = _PACK_ID.size
 _WHOLE_COPIES = bytes((0, 1, 1))  # class of redundancy, k and n: shards are refused
 RECORDS_HELD = 4096  # as values: 3 MB, of packs of one segment each
 HELD_BYTES_MAX = 4096  # of a record, packed: one of a hundred segments
+LONG_RECORDS_HELD = 16  # of those with more, as packs of many deltas have: up to a megabyte each
 READ_TOGETHER_BYTES = 1 << 20
 
 
@@ -334,6 +335,7 @@ def _unpack_record(data: bytes) -> PackRecord:
 
 
 _held_record = lru_cache(maxsize=RECORDS_HELD)(_unpack_record)
+_held_long_record = lru_cache(maxsize=LONG_RECORDS_HELD)(_unpack_record)
 
 
 class Packs(Sequence[PackRecord]):
@@ -380,7 +382,7 @@ class Packs(Sequence[PackRecord]):
         if isinstance(at, slice):
             return tuple(self[n] for n in range(len(self))[at])
         data = self.packed(at if at >= 0 else range(len(self))[at])
-        return _held_record(data) if len(data) <= HELD_BYTES_MAX else _unpack_record(data)
+        return _held_record(data) if len(data) <= HELD_BYTES_MAX else _held_long_record(data)
 
     def __iter__(self) -> Iterator[PackRecord]:
         return map(_unpack_record, self._all())

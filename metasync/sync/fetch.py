@@ -92,14 +92,7 @@ def whole(s: Session, contents: Contents, entries: Iterable[Entry], *, merges: b
             raise DamagedError(f"the chunks of a file of {e.size} bytes have another size together")
     wanted = [e.content for e in entries if not e.root and e.size]
     wanted += [c.id for cs in pieces.values() for c in cs]
-    cache = contents.bases = bases_of(s)
-    blobs = {i: data for i in wanted if (data := cache.get(i)) is not None}
-    fetched = contents.load(ObjectKind.BLOB, [i for i in wanted if i not in blobs])
-    for chunk_id, data in fetched.items():
-        if merges and len(data) >= SMALL_BYTES_LEAST:
-            cache.keep(chunk_id, data, changes=True)
-    blobs.update(fetched)
-    cache.note()
+    blobs = _edited(s, contents, wanted) if merges else contents.load(ObjectKind.BLOB, wanted)
     out: dict[bytes, bytes] = {}
     for e in entries:
         chunks = pieces[e.root] if e.root else [Chunk(e.content, e.size)] if e.size else []
@@ -109,6 +102,18 @@ def whole(s: Session, contents: Contents, entries: Iterable[Entry], *, merges: b
             raise DamagedError(f"a file of {e.size} bytes does not have the content its entry says")
         out[e.content] = data
     return out
+
+
+def _edited(s: Session, contents: Contents, wanted: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Blobs of files that change: what is kept of them is not fetched, and what is fetched is kept."""
+    cache = contents.bases = bases_of(s)
+    here = {i: data for i in wanted if (data := cache.get(i)) is not None}
+    fetched = contents.load(ObjectKind.BLOB, [i for i in wanted if i not in here])
+    for chunk_id, data in fetched.items():
+        if len(data) >= SMALL_BYTES_LEAST:
+            cache.keep(chunk_id, data, changes=True)
+    cache.note()
+    return {**here, **fetched}
 
 
 def deliver(

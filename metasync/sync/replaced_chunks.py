@@ -116,6 +116,11 @@ class ReplacedChunks:
             self.bases.keep(base, found, changes=True)
         return found
 
+    def pass_over(self, former: bytes) -> None:
+        """Another chunk stands in the place of this one. Of a whole one more is made, at the largest depth."""
+        if depth_of(self.index, former) != 0:
+            self.bases.pass_over(former)
+
     def row(self, base: bytes) -> Delta | None:
         """What a delta of this base is made of, or one of the whole chunk that it comes of; None: of none."""
         depth = depth_of(self.index, base)
@@ -172,6 +177,7 @@ class FileChunks:
             if made is not None and (best is None or len(made) < len(best[0])):
                 best = made, row
                 self._follow(at + len(data), len(data), n)
+                self._push.pass_over(self._former[n].id)
             if made is not None and len(made) <= len(data) // GOOD_SHARE:
                 break
         self._misses = 0 if best is not None else self._misses + 1

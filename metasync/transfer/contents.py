@@ -350,7 +350,7 @@ class _Wanted:
         opening = self._opening
         chains = Chains(lambda i: contents.places(i, self.lost), self._is_here)
         planned = {(key, o) for key, (_, located) in plan.items() for o in located}
-        for object_id in ids:
+        for object_id in sorted(ids, key=lambda i: _end_of(chains.of(i))):
             chain = chains.of(object_id)
             while chain is not None and (base := chain[-1].delta) is not None and base.base not in opening.bases:
                 if (data := self._base(base.base)) is not None:
@@ -416,6 +416,15 @@ class _Wanted:
         if missing and not self._opening.failed:
             raise self._contents.unreadable(missing[0])
         return [*self._later, *missing]
+
+
+def _end_of(chain: Sequence[Link] | None) -> tuple[int, bytes, int]:
+    """Where a chain ends. What a download has no room for then lies in other packs than the rest, none of which comes
+    twice."""
+    if not chain:
+        return 0, b"", 0
+    record, located, _ = chain[-1]
+    return record.generation, record.name, located.segment
 
 
 class NotNamedError(DamagedError):

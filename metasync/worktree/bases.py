@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -29,6 +30,7 @@ LEVEL: Final = 1
 KEPT_SHARE: Final = 8  # an eighth of the room is freed at a time, so that not every push has to
 SAMPLE_BYTES: Final = 4 << 10  # of a chunk: whether they shrink by a sixteenth says whether it is worth the time
 SHRINKS_SHARE: Final = 16
+UNSHRUNK_BYTES_MAX: Final = 64 << 20  # that never changed: of more that does not shrink most are media, which never do
 PLAIN, ZSTD = b"\0", b"\1"
 PROBATION_NS: Final = 1  # their time, beside which any other is late
 FREE_SHARE: Final = 16  # of the disk's free bytes, the cache takes no more than this part at a time
@@ -53,6 +55,7 @@ class BaseCache:
         self._lock = threading.Lock()
         self._dir = -1
         self._bytes = 0
+        self._unshrunk_left = UNSHRUNK_BYTES_MAX
 
     def __contains__(self, object_id: object) -> bool:
         try:
@@ -61,7 +64,9 @@ class BaseCache:
             return False
 
     def get(self, object_id: bytes) -> bytes | None:
-        """A chunk's bytes, which are those of its id; None: it is not here."""
+        """A chunk's bytes, which are those of its id; None: it is not here, or none may be."""
+        if not self.most_bytes:
+            return None
         name = _name(object_id)
         try:
             above = self._opened()
@@ -82,7 +87,12 @@ class BaseCache:
             return
         if not changes and self._bytes + len(data) > self.most_bytes // 2:
             return
-        stored = _packed(data)
+        shrinks = _shrinks(data)
+        if not changes and not shrinks:
+            self._unshrunk_left -= len(data)
+            if self._unshrunk_left < 0:
+                return
+        stored = ZSTD + _shrunk(data) if shrinks else PLAIN + data
         if len(stored) > self.most_bytes // KEPT_SHARE:
             return
         try:
@@ -98,9 +108,16 @@ class BaseCache:
         if self._bytes > self.most_bytes:
             self.trim(self.most_bytes - self.most_bytes // KEPT_SHARE)
 
+    def pass_over(self, object_id: bytes) -> None:
+        """Another chunk took the place of this one, of which nothing is made any more: it is among the first to go."""
+        with suppress(OSError):
+            self._disk.utime(_name(object_id), self._opened(), PROBATION_NS)
+
     def note(self) -> None:
-        """Notes how full it is, for the next push."""
-        if self._dir >= 0:
+        """Notes how full it is, for the next push; it may have less room than it had."""
+        if self._bytes > self.most_bytes:
+            self.trim(self.most_bytes)
+        elif self._dir >= 0:
             self._db.update(BASES_KEY, self._bytes)
 
     def trim(self, left_bytes: int) -> None:
@@ -120,7 +137,8 @@ class BaseCache:
         except OSError:
             return
         finally:
-            self.note()
+            if self._dir >= 0:
+                self._db.update(BASES_KEY, self._bytes)
 
     def _opened(self) -> int:
         with self._lock:
@@ -134,9 +152,9 @@ def _name(object_id: bytes) -> bytes:
     return object_id[:ID_BYTES].hex().encode()
 
 
-def _packed(data: bytes) -> bytes:
+def _shrinks(data: bytes) -> bool:
     sample = data[len(data) // 2 :][:SAMPLE_BYTES]
-    return ZSTD + _shrunk(data) if len(_shrunk(sample)) < len(sample) - len(sample) // SHRINKS_SHARE else PLAIN + data
+    return len(_shrunk(sample)) < len(sample) - len(sample) // SHRINKS_SHARE
 
 
 def _shrunk(data: bytes) -> bytes:

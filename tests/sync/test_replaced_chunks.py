@@ -319,6 +319,18 @@ def test_forgetting_a_path_empties_what_is_kept_for_deltas(lab: Lab) -> None:
     assert not list((w.directory / ".metasync/bases").iterdir())
 
 
+def test_a_full_cache_keeps_what_deltas_will_be_made_of(lab: Lab) -> None:
+    """Room for eleven chunks: the whole one at the end of the chain outlives twenty others."""
+    w = lab.init(lab.urls(*NAMES))
+    w.configure("base-cache-mb", "1")
+    docs = history(20, 90_000)
+    for doc in docs:
+        push(w, doc)
+    assert sum(p.stat().st_size for p in (w.directory / ".metasync/bases").iterdir()) <= 1 << 20
+    assert depths(w).count(0) == 1
+    comes_to_others(lab, w)
+
+
 # ---- which chunk stands for which
 
 
@@ -346,6 +358,9 @@ class Push:
 
     def keep(self, object_id: bytes, data: bytes, **_: bool) -> None:
         self.kept[object_id] = data
+
+    def pass_over(self, object_id: bytes) -> None:
+        pass
 
     def add(self, _: ObjectKind, object_id: bytes, data: bytes, row: Any = None) -> None:
         self.stored.append((data, None if row is None else row.base))

@@ -118,6 +118,15 @@ def test_the_least_recently_used_go_first(kept: Kept) -> None:
     assert kept.bytes <= 70_000
 
 
+def test_what_was_passed_over_goes_first(kept: Kept) -> None:
+    cache = kept.cache(80_000)
+    ids = [put(cache, noise(9_000, n)) for n in range(8)]
+    cache.pass_over(ids[5])
+    cache.pass_over(b"no such chunk".ljust(32))
+    put(cache, noise(9_500, 99))
+    assert [i in cache for i in ids] == [False, True, True, True, True, False, True, True]
+
+
 def test_what_never_changed_takes_half_and_goes_first(kept: Kept) -> None:
     cache = kept.cache(80_000)
     photos = [put(cache, noise(9_000, n), changes=False) for n in range(8)]
@@ -125,6 +134,14 @@ def test_what_never_changed_takes_half_and_goes_first(kept: Kept) -> None:
     docs = [put(cache, noise(9_000, n)) for n in range(10, 15)]
     assert all(d in cache for d in docs)
     assert sum(p in cache for p in photos) == 2
+
+
+def test_of_what_never_changed_and_does_not_shrink_little_is_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.worktree.bases.UNSHRUNK_BYTES_MAX", 20_000)
+    cache = kept.cache()
+    assert [put(cache, noise(9_000, n), changes=False) in cache for n in range(4)] == [True, True, False, False]
+    assert put(cache, TEXT, changes=False) in cache
+    assert put(cache, noise(9_000, 4)) in cache
 
 
 def test_how_full_it_is_is_known_to_the_next_one_and_found_out_again(kept: Kept) -> None:
@@ -145,6 +162,19 @@ def test_none_are_kept_where_none_may_be(kept: Kept) -> None:
     cache = kept.cache(0)
     assert put(cache, TEXT) not in cache
     assert put(cache, b"x", changes=False) not in cache
+
+
+@pytest.mark.parametrize("most", [0, 30_000])
+def test_what_has_less_room_than_it_had_shrinks(kept: Kept, most: int) -> None:
+    first = kept.cache(80_000)
+    ids = [put(first, noise(9_000, n)) for n in range(8)]
+    first.note()
+    less = kept.cache(most)
+    assert (less.get(ids[7]) is None) == (most == 0)
+    put(less, noise(9_000, 9))
+    less.note()
+    assert kept.bytes <= most
+    assert kept.db.get(BASES_KEY) == kept.bytes
 
 
 def test_trimmed_to_nothing(kept: Kept) -> None:
