@@ -346,6 +346,20 @@ class IdSet:
         if self._count * 4 > self._size * 3:
             self._resize(max(2 * self._size, self._expected))
 
+    def part(self) -> IdPart | IdSet:
+        """An empty set for some of these ids, and no others: a byte a slot. It holds while nothing is added here."""
+        return IdPart(self) if self._few is None else IdSet()
+
+    def slot(self, object_id: bytes) -> int | None:
+        """The number of an id's slot, below `slots`; None: it is not here."""
+        key = object_id[:KEY_BYTES]
+        at = self._place(key)
+        return at // KEY_BYTES if self._slots[at : at + KEY_BYTES] == key else None
+
+    @property
+    def slots(self) -> int:
+        return self._size
+
     def _move(self, few: set[bytes]) -> None:
         self._few = None
         self._size = max(_FIRST, 2 * len(few), self._expected)
@@ -371,3 +385,31 @@ class IdSet:
             if (key := bytes(old[at : at + KEY_BYTES])) != _EMPTY:
                 place = self._place(key)
                 self._slots[place : place + KEY_BYTES] = key
+
+
+class IdPart:
+    """Some ids of an `IdSet`, which has more than a few."""
+
+    def __init__(self, whole: IdSet) -> None:
+        self._whole = whole
+        self._flags = bytearray(whole.slots)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, object_id: object) -> bool:
+        assert isinstance(object_id, bytes)
+        return (slot := self._slot(object_id)) is not None and bool(self._flags[slot])
+
+    def add(self, object_id: bytes) -> None:
+        """Takes in an id of the whole set. `KeyError`: it is none."""
+        slot = self._slot(object_id)
+        if slot is None:
+            raise KeyError(object_id.hex())
+        self._count += not self._flags[slot]
+        self._flags[slot] = 1
+
+    def _slot(self, object_id: bytes) -> int | None:
+        assert self._whole.slots == len(self._flags), "the whole set has grown"
+        return self._whole.slot(object_id)

@@ -153,7 +153,7 @@ class _Collection:
         after = after._replace(replaced=left, purge=before.purge and not repack)
         purge = before.purge and repack
         needed = self.marked if purge else deltas.with_bases(base.index, self.marked, IdSet())
-        planned = collection.plan(base.index, needed, IdSet(), repack=repack, purge=purge)
+        planned = collection.plan(base.index, needed, repack=repack, purge=purge)
         self.stored = None
         counts = len(stay), len(pushes) - len(stay)
         return _Found(base, before, after, *counts, needed, planned, tuple(known), frozenset(stay))

@@ -64,7 +64,7 @@ def begin(work: Operations, name: str) -> None:
 def no_way(name: str) -> UsageError:
     return UsageError(
         f"this device has no way to a backend called {name!r}",
-        next_step=f"metasync backend link {name} URL, if it is in the workspace. If it is to be emptied already, a"
+        next_step=f"If it is in the workspace, run: metasync backend link {name} URL\nIf it is to be emptied already, a"
         " device that has its way goes on with that. Else delete the folder by hand.",
     )
 

@@ -11,11 +11,11 @@ from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, Protocol, TypeAlias, overload
+from typing import Final, TypeAlias, overload
 
 from metasync.codec import Tags, u32
 from metasync.objects.model import ID_BYTES
-from metasync.store.deltas import Ids, are_in, is_relied_on
+from metasync.store.deltas import Ids, Part, are_in, is_relied_on
 from metasync.store.index import PACK_AT, SORTED_TOGETHER, Index, IndexSegment, between, listed_in, rows_of
 from metasync.store.listed_packs import LivePacks
 from metasync.store.pack_format import DELTA, WHOLE, PackId, PackRecord, Packs, encode_record, has_deltas, unpack_id
@@ -24,15 +24,6 @@ UNUSED_SHARE: Final = 20  # packs are packed anew until no more than a twentieth
 MOSTLY_DEAD: Final = 2  # and in any case those of which less than half is needed
 SORTED_AT_ONCE: Final = 1 << 16  # packs
 _ALL: Final = 1 << 31  # what is needed of a pack, in these parts
-
-
-class IdsSeen(Protocol):
-    """A set of ids that grows."""
-
-    def __contains__(self, object_id: object) -> bool: ...
-    def add(self, object_id: bytes) -> None: ...
-    def __len__(self) -> int: ...
-    def reserve(self, more: int) -> None: ...
 
 
 Stays: TypeAlias = Callable[[PackId], bool]
@@ -94,26 +85,25 @@ class Plan:
     use_of: Callable[[PackId], Use | None] = lambda _: None
 
 
-def plan(index: Index, marked: Ids, placed: IdsSeen, *, repack: bool = True, purge: bool = False) -> Plan:
-    """Decides over the packs of an index. `placed`: an empty set, which gets the needed objects that were found.
+def plan(index: Index, marked: Ids, *, repack: bool = True, purge: bool = False) -> Plan:
+    """Decides over the packs of an index.
 
     `purge`: every pack that has anything that is not needed counts as sparse, and every one with deltas of that.
     """
     uses = _Uses(index)
     uses.count(marked)
-    order = uses.preferred()
-    placed.reserve(len(marked))
+    order, placed = uses.preferred(), marked.part()
     uses.count(marked, placed, order)
     purge = purge and repack
     freed = uses.count_freed(marked, placed, order) if purge else []
     gone = bytearray(len(index.listed))
     for n in order:
         gone[n] = not uses.needed[n]
-    alive = [n for n in uses.preferred() if not gone[n]]
+    alive = array("I", (n for n in uses.preferred() if not gone[n]))
     unused = sum(uses.of(n).unused_bytes for n in alive)
     needed = sum(index.listed.record(n).size for n in alive) - unused
-    sparse: list[int] = []
-    for n in chain(freed, reversed(alive if repack else [])):  # those of which the least is needed
+    sparse = array("I")
+    for n in chain(freed, reversed(alive if repack else array("I"))):  # those of which the least is needed
         use = uses.of(n)
         is_little = unused * UNUSED_SHARE <= needed and use.needed * MOSTLY_DEAD >= use.total
         if len(sparse) >= len(freed) and (use.needed == use.total or (is_little and not purge)):
@@ -124,7 +114,7 @@ def plan(index: Index, marked: Ids, placed: IdsSeen, *, repack: bool = True, pur
         gone[n] = 1
         unused -= use.unused_bytes
     goes = Gone(uses, gone)
-    return Plan(goes, Sparse(uses, array("I", sparse)), unused, len(marked) - len(placed), goes.use_of)
+    return Plan(goes, Sparse(uses, sparse), unused, len(marked) - len(placed), goes.use_of)
 
 
 class _Uses:
@@ -140,9 +130,7 @@ class _Uses:
             self._live.append(n)
             self.total[n] = sum(s.raw_bytes for s in record.segments)
 
-    def count(
-        self, marked: Container[bytes], placed: IdsSeen | None = None, order: Sequence[int] | None = None
-    ) -> None:
+    def count(self, marked: Container[bytes], placed: Part | None = None, order: Sequence[int] | None = None) -> None:
         """Counts what is needed. With `placed`, an object is needed of the first pack in `order` with it.
 
         A delta counts where it is relied on.
@@ -160,7 +148,7 @@ class _Uses:
                         placed.add(o.id)
             self.needed[n] = needed
 
-    def count_freed(self, marked: Container[bytes], placed: IdsSeen, order: Sequence[int]) -> list[int]:
+    def count_freed(self, marked: Container[bytes], placed: Part, order: Sequence[int]) -> list[int]:
         """Counts needed blobs that are deltas of what is not needed alone. -> their packs, to be packed anew whole."""
         out: list[int] = []
         for n in order if are_in(self.index) else ():

@@ -101,6 +101,16 @@ class Ids(Protocol):
     def __contains__(self, object_id: object) -> bool: ...
     def __len__(self) -> int: ...
     def add(self, object_id: bytes) -> None: ...
+    def part(self) -> Part:
+        """An empty set for some of these."""
+
+
+class Part(Protocol):
+    """Some of a set of ids: it grows."""
+
+    def __contains__(self, object_id: object) -> bool: ...
+    def __len__(self) -> int: ...
+    def add(self, object_id: bytes) -> None: ...
 
 
 class Needed:
@@ -118,6 +128,26 @@ class Needed:
 
     def add(self, object_id: bytes) -> None:
         self._marked.add(object_id)
+
+    def part(self) -> Part:
+        return NeededPart(self._marked, self._marked.part(), self._bases.part())
+
+
+class NeededPart:
+    """Some of what is needed."""
+
+    def __init__(self, marked: Ids, of_marked: Part, of_bases: Part) -> None:
+        self._marked = marked
+        self._parts = of_marked, of_bases
+
+    def __contains__(self, object_id: object) -> bool:
+        return any(object_id in part for part in self._parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def add(self, object_id: bytes) -> None:
+        self._parts[object_id not in self._marked].add(object_id)
 
 
 def with_bases(index: Index, marked: Ids, bases: Ids) -> Ids:

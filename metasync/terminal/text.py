@@ -31,8 +31,8 @@ def text(path: bytes) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital at its beginning."""
-    return text[:1].upper() + text[1:]
+    """With a capital at its beginning, unless that is a command."""
+    return text if text.startswith("metasync ") else text[:1].upper() + text[1:]
 
 
 def size(n: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from heal import index, scrub
+from heal import faults, index, scrub
 
 
 @pytest.mark.long
@@ -22,3 +22,10 @@ def test_the_rows_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = list(index.rows(tmp_path))
     assert [row for row in found if not row[3]] == []
     assert len(found) == 1 + len(index.STEPS)
+
+
+@pytest.mark.long
+def test_the_rows_of_the_fault_campaign(tmp_path: Path) -> None:
+    found = list(faults.rows(tmp_path, 5))
+    assert [row for row in found if not row[3]] == []
+    assert [row[0] for row in found] == ["simulated rounds", "rounds on real processes", "all of it"]

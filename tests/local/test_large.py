@@ -94,6 +94,35 @@ def test_a_set_of_ids_is_like_a_set(few: int, more: int, monkeypatch: pytest.Mon
     assert not any(digest(n) in ids for n in range(5000, 9000))
 
 
+@pytest.mark.parametrize("few", [0, 50, 10_000])
+def test_a_part_of_a_set_has_some_of_its_ids(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.local.spill.FEW", few)
+    ids, rng = IdSet(), random.Random(few)
+    for n in range(3000):
+        ids.add(digest(n))
+    part, plain = ids.part(), set()
+    for _ in range(2000):
+        n = rng.randrange(3000)
+        assert (digest(n) in part) == (n in plain)
+        part.add(digest(n))
+        plain.add(n)
+    assert len(part) == len(plain)
+    assert not any(digest(n) in part for n in range(3000, 4000))
+
+
+def test_a_part_takes_no_other_ids_and_no_more_of_a_set_that_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.local.spill.FEW", 0)
+    ids = IdSet()
+    ids.add(digest(1))
+    part = ids.part()
+    with pytest.raises(KeyError):
+        part.add(digest(2))
+    for n in range(2000):
+        ids.add(digest(n))
+    with pytest.raises(AssertionError):
+        part.add(digest(2))
+
+
 def test_a_set_of_ids_grows_once_where_it_is_told_how_many_come() -> None:
     ids = IdSet()
     ids.reserve(100_000)

@@ -8,6 +8,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasync.local import spill
 from metasync.local.spill import IdSet
 from metasync.objects.model import ObjectKind
 from metasync.store import collection, deltas
@@ -30,9 +31,12 @@ def opened(lists: list[list[int]]) -> Index:
 
 
 def marked(numbers: set[int]) -> IdSet:
+    """Beyond three ids they lie in an array, as a large set does."""
     out = IdSet()
-    for n in numbers:
-        out.add(digest(n))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill, "FEW", 3)
+        for n in numbers:
+            out.add(digest(n))
     return out
 
 
@@ -40,7 +44,7 @@ def marked(numbers: set[int]) -> IdSet:
 @settings(max_examples=examples(100))
 def test_what_is_needed_stays_or_is_packed_anew(lists, numbers, repack, purge):
     index, needed = opened(lists), marked(numbers)
-    plan = collection.plan(index, needed, IdSet(), repack=repack, purge=purge)
+    plan = collection.plan(index, needed, repack=repack, purge=purge)
     anew = [i for ids in collection.to_pack(index, plan, needed) for i in ids]
     there = {digest(o) for objects in lists for o in objects}
     for n in numbers:
@@ -64,16 +68,16 @@ def test_what_is_needed_stays_or_is_packed_anew(lists, numbers, repack, purge):
 @given(packs, st.sets(st.integers(1, 25)))
 @settings(max_examples=examples(40))
 def test_a_plan_does_not_depend_on_how_many_packs_are_sorted_at_once(lists, numbers):
-    whole = collection.plan(opened(lists), marked(numbers), IdSet())
+    whole = collection.plan(opened(lists), marked(numbers))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collection, "SORTED_AT_ONCE", 2)
-        parts = collection.plan(opened(lists), marked(numbers), IdSet())
+        parts = collection.plan(opened(lists), marked(numbers))
     assert ({*whole.gone}, [*whole.sparse], whole.unused) == ({*parts.gone}, [*parts.sparse], parts.unused)
 
 
 def test_of_packs_of_which_as_much_is_needed_the_newest_stays():
     index = opened([[1, 2], [3], [1, 2]])
-    plan = collection.plan(index, marked({1, 2, 3}), IdSet())
+    plan = collection.plan(index, marked({1, 2, 3}))
     assert {*plan.gone} == {(0, digest(-1))}
 
 
@@ -128,7 +132,7 @@ def test_what_is_kept_as_a_delta_can_be_read(lists, numbers, repack, purge):
     index, by_versions = opened_with_deltas(lists), marked(numbers)
     purge = purge and repack
     needed = by_versions if purge else deltas.with_bases(index, by_versions, IdSet())
-    plan = collection.plan(index, needed, IdSet(), repack=repack, purge=purge)
+    plan = collection.plan(index, needed, repack=repack, purge=purge)
     after = collected(index, needed, plan)
     there = {digest(n) for n in numbers if digest(n) in index}
     assert plan.missing == len(numbers) - len(there)

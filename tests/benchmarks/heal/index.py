@@ -33,6 +33,7 @@ from metasync.transfer.copies import placed_bytes
 
 MB = 1_000_000
 BAR_MB = 200
+BARS_MB = {"plan": 300, "merge": 0}  # a plan holds sets of objects, too, and a merge what it makes; 0: none
 ASKED = 100_000
 MERGED_MB = 40
 SEGMENT_RAW = 256 << 10
@@ -65,9 +66,9 @@ def rows(folder: Path, packs: int = 0) -> Iterator[Row]:
         yield f"{shape}", f"{made['segments']} segments, {made['mb']:,.0f} MB stored", "", True
         for step, what in STEPS.items():
             told = child(at, step, shape)
-            has_bar = step not in ("plan", "merge")  # these hold more than an index: sets of objects, and what is made
-            within = told["peak_mb"] <= BAR_MB or not has_bar
-            bar = f"{BAR_MB} MB" if has_bar else ""
+            bar_mb = BARS_MB.get(step, BAR_MB)
+            within = not bar_mb or told["peak_mb"] <= bar_mb
+            bar = f"{bar_mb} MB" if bar_mb else ""
             yield f"{what[0]}", f"{told['told']}, {told['cpu_s']:.1f} s CPU, {told['peak_mb']:,.0f} MB", bar, within
 
 
@@ -184,7 +185,7 @@ def planned(at: Open, shape: Shape) -> str:
         for object_id in s.ids(pack_index.ObjectKind.BLOB):
             if object_id[0] >= 128:
                 marked.add(object_id)
-    found = plan(at.index, marked, IdSet())
+    found = plan(at.index, marked)
     return f"{len(found.sparse):,} packs to be packed anew"
 
 
