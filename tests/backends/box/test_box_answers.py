@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ from metasync.backends.box import BoxBackend
 from metasync.backends.registry import open_backend, parse_url, server_of
 from metasync.errors import (
     BackendError,
-    FullError,
     MetaSyncError,
     NotFoundError,
     RefusedError,
@@ -87,52 +85,6 @@ def test_a_feed_that_box_has_ended_begins_anew(filled: BoxBackend, standin: BoxS
 # --- errors
 
 
-@each
-def test_an_error_of_boxs_own_may_pass(
-    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object]
-) -> None:
-    standin.switches.refused = [(500, None)]
-    with pytest.raises(BackendError) as caught:
-        call(filled)
-    assert type(caught.value) is BackendError
-    assert caught.value.retryable
-    assert len(standin.take_log()) == 1, "nothing is tried twice"
-
-
-@each
-@pytest.mark.parametrize(("status", "said", "after_s"), [(429, None, 1.0), (429, "7", 7.0), (503, "9", 9.0)])
-def test_box_asks_for_fewer_requests(
-    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object],
-    status: int, said: str | None, after_s: float,
-) -> None:  # fmt: skip
-    standin.switches.refused = [(status, said)]
-    with pytest.raises(BackendError) as caught:
-        call(filled)
-    assert caught.value.retry_after_s == after_s
-
-
-@each
-def test_an_answer_that_is_lost_or_half(
-    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object]
-) -> None:
-    for switch in ("lost", "dropped", "truncated"):
-        setattr(standin.switches, switch, 2)  # the first answer of a get has no body
-        with pytest.raises(UnreachableError):
-            call(filled)
-        setattr(standin.switches, switch, 0)
-        with contextlib.suppress(UnreachableError):  # the stand-in may still be closing that connection
-            filled.put("d/a", b"0123")
-        filled.put("d/a", b"0123")
-
-
-def test_a_full_account(filled: BoxBackend, standin: BoxStandin) -> None:
-    standin.switches.full = True
-    with pytest.raises(FullError) as caught:
-        filled.put("d/b", b"x")
-    assert caught.value.next_step
-    assert filled.get("d/a", max_bytes=9) == b"0123"
-
-
 # --- what is told of files
 
 
@@ -148,23 +100,6 @@ def test_more_than_was_expected(filled: BoxBackend) -> None:
 
 
 # --- the login
-
-
-@each
-def test_a_token_that_ended_is_renewed_once(
-    filled: BoxBackend, standin: BoxStandin, call: Callable[[BoxBackend], object]
-) -> None:
-    standin.switches.ended.add(standin.token)
-    call(filled)
-    assert standin.renewals == 1
-
-
-def test_a_login_that_was_revoked(filled: BoxBackend, standin: BoxStandin) -> None:
-    standin.switches.revoked |= {standin.token, standin.refresh}
-    with pytest.raises(RefusedError) as caught:
-        filled.stat("d/a")
-    assert "metasync auth box" in str(caught.value.next_step)
-    assert "refresh" not in repr(caught.value) + repr(filled)
 
 
 # --- URLs and ids

@@ -96,45 +96,6 @@ def test_the_largest_upload(filled: DropboxBackend, monkeypatch: pytest.MonkeyPa
 
 
 @each
-def test_an_error_of_dropboxs_own_may_pass(
-    filled: DropboxBackend, standin: DropboxStandin, call: Callable[[DropboxBackend], object]
-) -> None:
-    standin.switches.refused = [(500, None)]
-    with pytest.raises(BackendError) as caught:
-        call(filled)
-    assert type(caught.value) is BackendError
-    assert caught.value.retryable
-    assert len(paths(standin)) == 1, "nothing is tried twice"
-
-
-@each
-@pytest.mark.parametrize(
-    ("status", "said", "after_s"), [(429, "7", 7.0), (429, None, 1.0), (503, "9", 9.0), (503, None, 1.0)]
-)
-def test_dropbox_asks_for_fewer_requests(
-    filled: DropboxBackend, standin: DropboxStandin, call: Callable[[DropboxBackend], object],
-    status: int, said: str | None, after_s: float,
-) -> None:  # fmt: skip
-    standin.switches.refused = [(status, said)]
-    with pytest.raises(BackendError) as caught:
-        call(filled)
-    assert caught.value.retry_after_s == after_s
-    assert len(paths(standin)) == 1
-
-
-@each
-def test_an_answer_that_is_lost_or_half(
-    filled: DropboxBackend, standin: DropboxStandin, call: Callable[[DropboxBackend], object]
-) -> None:
-    for switch in ("lost", "dropped", "truncated"):
-        setattr(standin.switches, switch, 1)
-        with pytest.raises(UnreachableError):
-            call(filled)
-        setattr(standin.switches, switch, 0)
-        filled.put("d/a", b"0123")
-
-
-@each
 def test_an_answer_that_says_less_than_it_should(
     filled: DropboxBackend, standin: DropboxStandin, call: Callable[[DropboxBackend], object]
 ) -> None:
@@ -370,26 +331,6 @@ def test_a_watch_ends_with_a_change(filled: DropboxBackend, standin: DropboxStan
 
 
 # --- the login
-
-
-@pytest.mark.parametrize("how", ["ended", "revoked"])
-@each
-def test_a_token_that_ended_is_renewed_once(
-    filled: DropboxBackend, standin: DropboxStandin, call: Callable[[DropboxBackend], object], how: str
-) -> None:
-    getattr(standin.switches, how).add(standin.token)
-    call(filled)
-    assert standin.renewals == 1
-
-
-@each
-def test_a_login_that_was_revoked_is_told_with_what_mends_it(
-    filled: DropboxBackend, standin: DropboxStandin, call: Callable[[DropboxBackend], object]
-) -> None:
-    standin.switches.revoked |= {standin.token, standin.refresh}
-    with pytest.raises(RefusedError) as caught:
-        call(filled)
-    assert caught.value.next_step == "Run: metasync auth dropbox"
 
 
 def test_a_new_token_that_is_not_taken_either(

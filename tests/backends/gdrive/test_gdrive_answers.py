@@ -224,18 +224,6 @@ def test_a_feed_that_google_has_ended_begins_anew(filled: GoogleDriveBackend, st
 
 
 @each
-def test_an_error_of_googles_own_may_pass(
-    filled: GoogleDriveBackend, standin: GoogleDriveStandin, call: Callable[[GoogleDriveBackend], object]
-) -> None:
-    standin.switches.refused = [(500, None)]
-    with pytest.raises(BackendError) as caught:
-        call(filled)
-    assert type(caught.value) is BackendError
-    assert caught.value.retryable
-    assert len(standin.take_log()) == 1, "nothing is tried twice"
-
-
-@each
 @pytest.mark.parametrize(("status", "said", "after_s"), [(403, None, 1.0), (429, "7", 7.0), (503, "9", 9.0)])
 def test_google_asks_for_fewer_requests(
     filled: GoogleDriveBackend, standin: GoogleDriveStandin, call: Callable[[GoogleDriveBackend], object],
@@ -245,18 +233,6 @@ def test_google_asks_for_fewer_requests(
     with pytest.raises(BackendError) as caught:
         call(filled)
     assert caught.value.retry_after_s == after_s
-
-
-@each
-def test_an_answer_that_is_lost_or_half(
-    filled: GoogleDriveBackend, standin: GoogleDriveStandin, call: Callable[[GoogleDriveBackend], object]
-) -> None:
-    for switch in ("lost", "dropped", "truncated"):
-        setattr(standin.switches, switch, 1)
-        with pytest.raises(UnreachableError):
-            call(filled)
-        setattr(standin.switches, switch, 0)
-        filled.put("d/a", b"0123")
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if not name.startswith("get")])
@@ -293,14 +269,6 @@ def test_reasons(
     with pytest.raises(kind, match=words) as caught:
         filled.put("d/a", b"xyz")
     assert "ya29" not in str(caught.value)
-
-
-def test_a_full_account(filled: GoogleDriveBackend, standin: GoogleDriveStandin) -> None:
-    standin.switches.full = True
-    with pytest.raises(FullError) as caught:
-        filled.put("d/b", b"x")
-    assert caught.value.next_step
-    assert filled.get("d/a", max_bytes=9) == b"0123"
 
 
 # --- what is told of files
@@ -350,23 +318,6 @@ def test_more_than_was_expected(filled: GoogleDriveBackend) -> None:
 
 
 # --- the login
-
-
-@each
-def test_a_token_that_ended_is_renewed_once(
-    filled: GoogleDriveBackend, standin: GoogleDriveStandin, call: Callable[[GoogleDriveBackend], object]
-) -> None:
-    standin.switches.ended.add(standin.token)
-    call(filled)
-    assert standin.renewals == 1
-
-
-def test_a_login_that_was_revoked(filled: GoogleDriveBackend, standin: GoogleDriveStandin) -> None:
-    standin.switches.revoked |= {standin.token, standin.refresh}
-    with pytest.raises(RefusedError) as caught:
-        filled.stat("d/a")
-    assert "metasync auth gdrive" in str(caught.value.next_step)
-    assert "refresh" not in repr(caught.value) + repr(filled)
 
 
 # --- URLs and ids

@@ -165,27 +165,6 @@ def test_answers_of_another_kind(
 # The login.
 
 
-@ALL_CALLS
-def test_a_token_that_ended_is_renewed_once(standin: OneDriveStandin, backend: OneDriveBackend, kind: str) -> None:
-    for name in ("d/a", "d/b"):
-        backend.put(name, b"12")
-    standin.switches.ended.add(standin.token)
-    standin.take_log()
-    CALLS[kind](backend)
-    CALLS[kind](backend)
-    assert [e.status for e in standin.log].count(401) == 1
-
-
-@ALL_CALLS
-def test_a_login_that_was_revoked(
-    standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    standin.switches.revoked |= {standin.token, standin.refresh}
-    with pytest.raises(RefusedError, match="ended or was revoked") as caught:
-        CALLS[kind](backend)
-    assert caught.value.next_step == "Run: metasync auth onedrive"
-
-
 def test_a_token_that_is_refused_although_it_is_new(
     standin: OneDriveStandin, backend: OneDriveBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

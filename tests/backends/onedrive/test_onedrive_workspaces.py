@@ -28,24 +28,6 @@ def laptop(lab: Lab, urls: list[str]) -> Iterator[Workspace]:
     yield w
 
 
-def states(w: Workspace) -> dict[str, str]:
-    return {b.name: b.state for b in w.backends()}
-
-
-def test_push_clone_and_pull(lab: Lab, standin: OneDriveStandin, urls: list[str], laptop: Workspace) -> None:
-    backends = {b.name: b for b in laptop.backends()}
-    assert backends["onedrive"].roles == ("data", "vote", "blocks")
-    assert backends["onedrive"].free_bytes is not None
-    assert [path for path in standin.files() if "/packs/" in path], "it holds copies"
-    desktop = lab.clone(urls)
-    assert tree_of(desktop.directory) == tree_of(laptop.directory)
-    write(desktop.directory, {"new": b"from the desktop"})
-    desktop.push("second")
-    laptop.pull()
-    assert tree_of(desktop.directory) == tree_of(laptop.directory)
-    assert laptop.check(read_data=True).problems == ()
-
-
 def test_without_the_others(lab: Lab, standin: OneDriveStandin, laptop: Workspace) -> None:
     """It and one folder are a quorum, and have everything."""
     lab.lose("disk")
@@ -89,27 +71,6 @@ def test_the_others_go_on_without_it(
     lab.lose("stick")
     desktop = lab.clone([ONEDRIVE, lab.url("disk")])
     assert tree_of(desktop.directory) == tree_of(w.directory)
-
-
-def test_a_login_that_ended_is_told_with_what_mends_it(lab: Lab, standin: OneDriveStandin, laptop: Workspace) -> None:
-    revoked(standin)
-    w = lab.reopen(laptop)
-    write(w.directory, {"late": b"1"})
-    assert w.push("late").version is not None
-    told = next(b for b in w.backends() if b.name == "onedrive")
-    assert "metasync auth onedrive" in f"{told.state} {told}"
-
-
-def test_a_token_that_ends_in_the_middle(lab: Lab, standin: OneDriveStandin, laptop: Workspace) -> None:
-    """Its renewal is no failure of anything."""
-    for number in range(3):
-        standin.switches.ended.add(standin.token)
-        write(laptop.directory, {f"late{number}": b"%d" % number})
-        assert laptop.push("late").version is not None
-    assert states(laptop)["onedrive"] == "ok"
-    renewals = [e for e in standin.log if "/oauth2/" in e.request.path]
-    assert len(renewals) == 3
-    assert laptop.check().problems == ()
 
 
 def test_lost_and_torn_answers(lab: Lab, standin: OneDriveStandin, urls: list[str], laptop: Workspace) -> None:
