@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
 import requests
@@ -29,6 +29,8 @@ from requests.structures import CaseInsensitiveDict
 from metasync.backends._shared.http import MOST_S, SILENT_S, retry_after_s
 from metasync.backends._shared.wire import REFUSAL_BYTES_MAX, Wire
 from metasync.errors import BackendError, RefusedError, UnreachableError
+
+T = TypeVar("T")
 
 JSON_BYTES_MAX: Final = 4 << 20  # of an answer that is no object: a page of 2,000 names has 1 MiB
 _HOSTS_MAX: Final = 64  # servers that one session keeps lines to: downloads of OneDrive come from a few
@@ -91,6 +93,35 @@ class Refusals(NamedTuple):
         if bounds.status >= 500:
             return self.of_status(attempt, bounds)
         return UnreachableError(f"{attempt}: what answered is not {self.provider}", next_step=_STEPS)
+
+
+class Login(Protocol):
+    """What is asked of a login (`_shared.logins.Login`)."""
+
+    @property
+    def step(self) -> str: ...
+
+    def token(self) -> str: ...
+
+    def renewed(self, refused: str) -> str: ...
+
+
+class RenewableError(Exception):
+    """The token is not taken any more; another one may be."""
+
+
+def with_token(login: Login, provider: str, attempt: str, call: Callable[[str], T]) -> T:
+    """What `call` makes of a token; where it raises `RenewableError`, once more with a new one, and then no more."""
+    token = login.token()
+    try:
+        return call(token)
+    except RenewableError:
+        token = login.renewed(token)
+    try:
+        return call(token)
+    except RenewableError:
+        why = f"{attempt}: {provider} takes neither the login's token nor a new one"
+        raise RefusedError(why, next_step=login.step) from None
 
 
 _BOUNDS: ContextVar[Bounds | None] = ContextVar("bounds", default=None)

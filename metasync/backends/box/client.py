@@ -9,9 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds, Refusals
+from metasync.backends._shared.session_requests import (
+    JSON_BYTES_MAX,
+    BoundedSession,
+    Bounds,
+    Login,
+    Refusals,
+    RenewableError,
+    with_token,
+)
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 T = TypeVar("T")
@@ -21,7 +29,6 @@ _STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("clock", "signer", "name"), "Check this machine's clock, and what stands between it and Box."),
     **dict.fromkeys(("tls", "network"), "Check the network. status.box.com says whether Box is up."),
 }
-_LOGIN: Final = "Run: metasync auth box"
 _RIGHTS: Final = "Check the rights of the account in this folder, and the app's scopes in Box's developer console."
 _SAYS: Final = Refusals("Box", _RIGHTS)
 TAKEN: Final = "item_name_in_use"
@@ -39,14 +46,6 @@ _REFUSED: Final[Mapping[str, str]] = {
     "folder_file_limit_exceeded": "the folder has as many files as Box allows",
 }
 _TOKEN: ContextVar[str] = ContextVar("token", default="")
-
-
-class Login(Protocol):
-    """What is asked of a login (`_shared.logins.Login`)."""
-
-    def token(self) -> str: ...
-
-    def renewed(self, refused: str) -> str: ...
 
 
 class TakenError(RefusedError):
@@ -72,17 +71,7 @@ class Client:
 
         Besides those of the contract, `TakenError`.
         """
-        token = self._login.token()
-        try:
-            return self._ask(token, attempt, call)
-        except _RenewableError:
-            token = self._login.renewed(token)
-        try:
-            return self._ask(token, attempt, call)
-        except _RenewableError:
-            raise RefusedError(
-                f"{attempt}: Box takes neither the login's token nor a new one", next_step=_LOGIN
-            ) from None
+        return with_token(self._login, "Box", attempt, lambda token: self._ask(token, attempt, call))
 
     def fetch(
         self,
@@ -169,14 +158,10 @@ def _library(session: BoundedSession) -> Any:
     return BoxClient(shown(), network_session=network)
 
 
-class _RenewableError(Exception):
-    """The token is not taken any more; another one may be."""
-
-
 def _of_answer(attempt: str, bounds: Bounds, told: Any) -> BackendError:
     status, code = bounds.status, str(told.code or "")
     if status == 401:
-        raise _RenewableError from None
+        raise RenewableError from None
     if status == 409 and code == TAKEN:
         return TakenError(f"{attempt}: the name is taken", _conflict(told.context_info))
     if status in {429, 503} or (status == 409 and code in _AGAIN):

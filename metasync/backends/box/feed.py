@@ -115,7 +115,7 @@ class Feed:
 
 
 def _item(file: File, whole: str, path: str) -> Item:
-    return Item(whole[len(path) + 1 :], file.size, file.sha1, file.mark)
+    return Item(whole[len(path) + 1 :], file.size, file.digest, file.mark)
 
 
 def _now(box: Any) -> Any:

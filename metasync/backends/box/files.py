@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+from collections.abc import Iterator
 from typing import Any, Final
 
 from metasync.backends.api import Space
@@ -20,6 +21,10 @@ class Files:
 
     def __init__(self, at: Folders) -> None:
         self._at = at
+
+    @property
+    def folder(self) -> Folders:
+        return self._at
 
     # By path.
 
@@ -45,7 +50,18 @@ class Files:
         self._at.check_root(attempt)
         raise NotFoundError(f"{attempt}: it is not there")
 
-    def content(self, attempt: str, path: str, most: int, headers: dict[str, str]) -> tuple[int, bytes]:
+    def part(self, attempt: str, path: str, most: int, range_: str | None) -> bytes:
+        status, data = self._content(attempt, path, most, {"Range": range_} if range_ else {})
+        if status == 416:  # it begins at or behind the end
+            return b""
+        if (range_ is not None) != (status == 206):
+            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+        return data
+
+    def listed(self, attempt: str, path: str) -> Iterator[tuple[str, int | None]]:
+        return self._at.below(attempt, path)
+
+    def _content(self, attempt: str, path: str, most: int, headers: dict[str, str]) -> tuple[int, bytes]:
         """Status and bytes of an object: `headers` may ask for a part."""
         for _ in range(2):
             file_id = self.look(attempt, path)
@@ -119,7 +135,7 @@ class Files:
                 self._forget(path)
                 kept = None
 
-    def remove(self, attempt: str, path: str) -> None:
+    def delete(self, attempt: str, path: str) -> None:
         """For good: what lies in the trash keeps its space."""
         try:
             found = self.find(attempt, path)
@@ -168,7 +184,7 @@ class Files:
             )
         entries = getattr(told, "entries", None)
         found = file_of(attempt, entries[0]) if isinstance(entries, list) and entries else None
-        if found is None or found.size != len(data) or found.sha1 not in (None, sha1.digest()):
+        if found is None or found.size != len(data) or found.digest not in (None, sha1.digest()):
             raise BackendError(f"{attempt}: Box says that it has other bytes", next_step="Try again.")
         self._at.seen()
         return found

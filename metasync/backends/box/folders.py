@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from metasync.backends._shared.kept_root import KeptRoot
+from metasync.backends._shared.by_id import FolderById
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.box.client import Client, TakenError
 from metasync.backends.names import is_name, split_path
@@ -28,29 +28,21 @@ _MARK: Final = re.compile(r"[!-~]{1,2000}")
 
 
 class File(NamedTuple):
-    """A file as Box tells it. `parent`: the id of its folder; `sha1` None where it has none."""
+    """A file as Box tells it. `parent`: the id of its folder; `digest`: its SHA-1, None where it has none."""
 
     id: str
     name: str
     parent: str
     size: int
-    sha1: bytes | None
+    digest: bytes | None
     mark: str
 
 
-class Folders:
+class Folders(FolderById[Client]):
     """The folders of objects, for several threads. `attempt` begins the messages of errors."""
 
     def __init__(self, path: str, client: Client, ids: NativeIds) -> None:
-        """`path`: the store's own folder, from the account's root on. `ids`: of this account and folder."""
-        self._path = path
-        self.client = client
-        self.ids = ids
-        self._root = KeptRoot(ids, ID)
-
-    def close(self) -> None:
-        self.client.close()
-        self.ids.close()
+        super().__init__(path, client, ids, ID)
 
     # Folders.
 
@@ -101,44 +93,21 @@ class Folders:
             raise UnreachableError(f"{attempt}: its folder went away meanwhile", next_step="Try again.")
         self.ids.forget(f"/{place(attempt, path)[0]}")
 
-    def root(self, attempt: str, *, pin: bool = False) -> str:
-        """The store's own folder. `UnreachableError` if there is none. `pin`: whoever asks relies on it."""
-        found = self._root.get(attempt, lambda: self._walk(attempt))
-        if pin:
-            self._root.pin()
-        return found
-
-    def make_root(self, attempt: str) -> None:
+    def _walk(self, attempt: str, *, make: bool) -> str:
         at = "0"
         for part in self._path.strip("/").split("/"):
-            at = self.make(attempt, part, at)
-        self._root.keep(attempt, at)
-
-    def _walk(self, attempt: str) -> str:
-        at = "0"
-        for part in self._path.strip("/").split("/"):
+            if make:
+                at = self.make(attempt, part, at)
+                continue
             item = self.taken(attempt, part, at)
             if item is None or item.get("type") != "folder":
                 raise self._no_root(attempt)
             at = id_of(attempt, item.get("id"))
         return at
 
-    def check_root(self, attempt: str, *, now: bool = False) -> None:
-        """`UnreachableError` if the folder is gone: what is not found in it then tells nothing."""
-        root = self.root(attempt)
-
-        def look() -> str:
-            try:
-                self.client.ask(attempt, lambda box: box.folders.get_folder_by_id(root, fields=["id"]))
-            except NotFoundError:
-                self.root_gone(attempt)
-            return root
-
-        self._root.check(attempt, look, at=float("inf") if now else None)
-
-    def root_gone(self, attempt: str) -> None:
-        self._root.gone()
-        raise self._no_root(attempt)
+    def _is_there(self, attempt: str, root: str) -> bool:
+        self.client.ask(attempt, lambda box: box.folders.get_folder_by_id(root, fields=["id"]))
+        return True
 
     def _no_root(self, attempt: str) -> UnreachableError:
         return UnreachableError(
@@ -259,10 +228,6 @@ class Folders:
         """As `path_of`, of a file in a folder that another device may have made."""
         known = {folder_id for _, folder_id in self.all(attempt)}
         return self.path_of(file) if file.parent in known else None
-
-    def seen(self) -> None:
-        """The store's own folder was there a moment ago."""
-        self._root.seen()
 
 
 def place(attempt: str, path: str) -> tuple[str, str]:

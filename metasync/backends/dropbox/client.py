@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from metasync.backends._shared.http import SILENT_S
-from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Refusals
+from metasync.backends._shared.session_requests import (
+    JSON_BYTES_MAX,
+    BoundedSession,
+    Login,
+    Refusals,
+    RenewableError,
+    with_token,
+)
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 T = TypeVar("T")
@@ -48,17 +55,6 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
 """By the last tag of an error: why, and the next step."""
 
 
-class Login(Protocol):
-    """What is asked of a login (`_shared.logins.Login`)."""
-
-    @property
-    def step(self) -> str: ...
-
-    def token(self) -> str: ...
-
-    def renewed(self, refused: str) -> str: ...
-
-
 class ConflictError(RefusedError):
     """Something is in the way of a write. `kind`: "file" and "folder" have the name itself."""
 
@@ -86,18 +82,9 @@ class Client:
 
         Besides those of the contract, `ConflictError`. `NotFoundError` is the library's word for a path or a cursor.
         """
-        token = self._login.token()
-        try:
-            return self._ask(token, attempt, call, body_bytes_max, within_s)
-        except _RenewableError:
-            token = self._login.renewed(token)
-        try:
-            return self._ask(token, attempt, call, body_bytes_max, within_s)
-        except _RenewableError:
-            raise RefusedError(
-                f"{attempt}: Dropbox takes neither the login's token nor a new one",
-                next_step=self._login.step,
-            ) from None
+        return with_token(
+            self._login, "Dropbox", attempt, lambda token: self._ask(token, attempt, call, body_bytes_max, within_s)
+        )
 
     def close(self) -> None:
         self._session.close()
@@ -130,10 +117,6 @@ class Client:
                 options = {"max_retries_on_error": 0, "max_retries_on_rate_limit": 0, "user_agent": "metasync"}
                 made = self._made = token, Dropbox(token, session=self._session, **options)
             return made[1]
-
-
-class _RenewableError(Exception):
-    """The token is not taken any more; another one may be."""
 
 
 def _tags(error: Any) -> list[str]:
@@ -170,7 +153,7 @@ def _of_tags(attempt: str, tags: list[str]) -> BackendError:
 def _refuse_login(attempt: str, tags: list[str], step: str) -> NoReturn:
     tag = tags[0] if tags else ""
     if tag in _RENEWABLE:
-        raise _RenewableError from None
+        raise RenewableError from None
     if tag == "missing_scope":
         raise RefusedError(
             f"{attempt}: the app that the account is linked by lacks a permission",

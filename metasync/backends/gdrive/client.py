@@ -11,10 +11,18 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from metasync.backends._shared.http import MOST_S
-from metasync.backends._shared.session_requests import JSON_BYTES_MAX, BoundedSession, Bounds, Refusals
+from metasync.backends._shared.session_requests import (
+    JSON_BYTES_MAX,
+    BoundedSession,
+    Bounds,
+    Login,
+    Refusals,
+    RenewableError,
+    with_token,
+)
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 
 HOSTS: Final = frozenset({"www.googleapis.com"})
@@ -47,14 +55,6 @@ _SAYS: Final = Refusals("Google Drive", "Check the rights of the account.")
 _TOKEN: ContextVar[str] = ContextVar("token", default="")
 
 
-class Login(Protocol):
-    """What is asked of a login (`_shared.logins.Login`)."""
-
-    def token(self) -> str: ...
-
-    def renewed(self, refused: str) -> str: ...
-
-
 class Client:
     """Requests for one account, from several threads. `close` it."""
 
@@ -76,17 +76,12 @@ class Client:
 
         `NotFoundError` also where a page token is too old. A part of a file behind its end is b"".
         """
-        token = self._login.token()
-        try:
-            return self._ask(token, attempt, request, body_bytes_max, headers or {})
-        except _RenewableError:
-            token = self._login.renewed(token)
-        try:
-            return self._ask(token, attempt, request, body_bytes_max, headers or {})
-        except _RenewableError:
-            raise RefusedError(
-                f"{attempt}: Google Drive takes neither the login's token nor a new one", next_step=_LOGIN
-            ) from None
+        return with_token(
+            self._login,
+            "Google Drive",
+            attempt,
+            lambda token: self._ask(token, attempt, request, body_bytes_max, headers or {}),
+        )
 
     def close(self) -> None:
         self._session.close()
@@ -180,10 +175,6 @@ def upload(data: bytes, whole_bytes_max: int) -> Any:
     )
 
 
-class _RenewableError(Exception):
-    """The token is not taken any more; another one may be."""
-
-
 def _reason(error: Any) -> str:
     """The first reason that an error of Google's gives, "" for none."""
     try:
@@ -197,7 +188,7 @@ def _reason(error: Any) -> str:
 def _of_answer(attempt: str, bounds: Bounds, error: Any) -> BackendError:
     status, reason = int(error.resp.status), _reason(error)
     if status == 401:
-        raise _RenewableError from None
+        raise RenewableError from None
     if status in {429, 503} or reason in _BUSY:
         return _SAYS.busy(attempt, bounds)
     if reason in _DAY:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from metasync.backends._shared.kept_root import KeptRoot
+from metasync.backends._shared.by_id import FolderById
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Inventory, Item, Space
 from metasync.backends.gdrive.client import Client, upload
@@ -45,34 +45,30 @@ class File(NamedTuple):
         return self.made, self.id
 
 
-class Files:
+class Files(FolderById[Client]):
     """The files of a folder, for several threads. `attempt` begins the messages of errors."""
 
     def __init__(self, path: str, client: Client, ids: NativeIds) -> None:
-        """`path`: the folder, from My Drive on. `ids`: those of this account and folder."""
-        self._path = path
-        self._client = client
-        self._ids = ids
-        self._root = KeptRoot(ids, _ID)
+        super().__init__(path, client, ids, _ID)
 
-    def close(self) -> None:
-        self._client.close()
-        self._ids.close()
+    @property
+    def folder(self) -> Files:
+        return self
 
     # By path.
 
     def look(self, attempt: str, path: str) -> File | None:
         """The file of an object, the oldest of its twins: by the id that is kept, else by name."""
-        kept = self._ids.get(path)
+        kept = self.ids.get(path)
         if kept is not None:
             try:
-                told = self._client.ask(attempt, lambda api: api.files().get(fileId=kept, fields=_FIELDS))
+                told = self.client.ask(attempt, lambda api: api.files().get(fileId=kept, fields=_FIELDS))
                 if self._is_ours(attempt, told) and told.get("name") == path:
-                    self._root.seen()
+                    self.seen()
                     return _file_of(attempt, told)
             except NotFoundError:
                 pass
-            self._ids.forget(path)
+            self.ids.forget(path)
         found = min(self._search(attempt, path), key=lambda file: file.age, default=None)
         if found is not None:
             self.keep(path, found)
@@ -82,7 +78,7 @@ class Files:
         """The same. `NotFoundError` if there is none, `UnreachableError` if there is no folder either."""
         found = self.look(attempt, path)
         if found is None:
-            self._check_root(attempt)
+            self.check_root(attempt)
             raise NotFoundError(f"{attempt}: it is not there")
         return found
 
@@ -93,24 +89,33 @@ class Files:
         return first
 
     def keep(self, path: str, file: File) -> None:
-        self._ids.note([(path, file.id)])
+        self.ids.note([(path, file.id)])
 
-    def content(self, attempt: str, path: str, most: int, headers: Mapping[str, str]) -> Any:
+    def part(self, attempt: str, path: str, most: int, range_: str | None) -> bytes:
+        data = self._content(attempt, path, most, {"range": range_} if range_ else {})
+        if not isinstance(data, bytes):
+            raise _other(attempt)
+        return data
+
+    def listed(self, attempt: str, path: str) -> Iterator[tuple[str, int | None]]:
+        return ((file.name, file.size) for file in self.below(attempt, path))
+
+    def _content(self, attempt: str, path: str, most: int, headers: Mapping[str, str]) -> Any:
         """Bytes of an object: `headers` may ask for a part."""
 
         def asked(file_id: str) -> Any:
-            return self._client.ask(
+            return self.client.ask(
                 attempt, lambda api: api.files().get_media(fileId=file_id), body_bytes_max=most, headers=headers
             )
 
-        kept = self._ids.get(path)
+        kept = self.ids.get(path)
         if kept is not None:
             try:
                 found = asked(kept)
-                self._root.seen()
+                self.seen()
                 return found
             except NotFoundError:
-                self._ids.forget(path)
+                self.ids.forget(path)
         return asked(self.find(attempt, path).id)
 
     def store(self, attempt: str, path: str, data: bytes, file_id: str = "") -> File:
@@ -133,30 +138,30 @@ class Files:
             return api.files().create(body=body, media_body=media, fields=_FIELDS)
 
         try:
-            file = _file_of(attempt, self._client.ask(attempt, request))
+            file = _file_of(attempt, self.client.ask(attempt, request))
         except NotFoundError:
-            self._ids.forget(path)
-            self._check_root(attempt)
+            self.ids.forget(path)
+            self.check_root(attempt)
             raise UnreachableError(f"{attempt}: the file went away meanwhile", next_step="Try again.") from None
         if file.size != len(data) or file.digest not in (None, digest):
             raise BackendError(f"{attempt}: Google Drive says that it has other bytes", next_step="Try again.")
-        self._root.seen()
+        self.seen()
         return file
 
     def remove(self, attempt: str, file_id: str) -> None:
         """For good: what goes to the bin keeps its space for a month."""
         try:
-            self._client.ask(attempt, lambda api: api.files().delete(fileId=file_id))
+            self.client.ask(attempt, lambda api: api.files().delete(fileId=file_id))
         except NotFoundError:
             return
 
-    def remove_all(self, attempt: str, path: str) -> None:
+    def delete(self, attempt: str, path: str) -> None:
         """All twins of an object. The id that is kept is looked up first: it may be another object's."""
         known = self.look(attempt, path)
         gone = {file.id for file in (*self._search(attempt, path), known) if file is not None}
         for file_id in gone:
             self.remove(attempt, file_id)
-        self._ids.forget(path)
+        self.ids.forget(path)
 
     # Many at once.
 
@@ -176,14 +181,14 @@ class Files:
         The feed tells a file that is gone by its id alone. Which one it was stands in the ids that are kept here: a
         cursor holds for one life of these, and else begins anew.
         """
-        kind, mark, begun, token = (cursor.split(" ") + [""] * 4)[:4] if cursor else ("list", self._ids.mark, "", "")
-        known = kind in ("list", "feed") and mark == self._ids.mark and (not cursor or _TOKEN.fullmatch(begun))
+        kind, mark, begun, token = (cursor.split(" ") + [""] * 4)[:4] if cursor else ("list", self.ids.mark, "", "")
+        known = kind in ("list", "feed") and mark == self.ids.mark and (not cursor or _TOKEN.fullmatch(begun))
         if not known:
             raise NotFoundError(f"{attempt}: this cursor is too old")
         if kind == "feed":
             return self._changes(attempt, path, begun)
         if not cursor:
-            begun = _text(attempt, self._client.ask(attempt, lambda api: api.changes().getStartPageToken()))
+            begun = _text(attempt, self.client.ask(attempt, lambda api: api.changes().getStartPageToken()))
         files, token = self._page(attempt, path, token)
         items = tuple(_item(file, path) for file in files)
         if token:
@@ -191,7 +196,7 @@ class Files:
         return Inventory(items, f"feed {mark} {begun}", False)
 
     def space(self, attempt: str) -> Space:
-        told = self._client.ask(attempt, lambda api: api.about().get(fields="storageQuota(limit,usage)"))
+        told = self.client.ask(attempt, lambda api: api.about().get(fields="storageQuota(limit,usage)"))
         quota = told.get("storageQuota", {}) if isinstance(told, dict) else {}
         if "limit" not in quota:
             return Space(None, None)
@@ -199,7 +204,7 @@ class Files:
         return Space(max(0, total - _number(attempt, quota.get("usage", 0))), total)
 
     def _changes(self, attempt: str, path: str, token: str) -> Inventory:
-        told = self._client.ask(
+        told = self.client.ask(
             attempt,
             lambda api: api.changes().list(
                 pageToken=token,
@@ -212,8 +217,8 @@ class Files:
         for one in _rows(attempt, told, "changes"):
             file: Any = one.get("file")
             if one.get("removed") or not self._is_ours(attempt, file):
-                name = self._ids.path_of(str(one.get("fileId", "")))
-                if name is not None and _is_below(name, path) and self._ids.get(name) in (one["fileId"], None):
+                name = self.ids.path_of(str(one.get("fileId", "")))
+                if name is not None and _is_below(name, path) and self.ids.get(name) in (one["fileId"], None):
                     items.append(Item(name[len(path) + 1 :], None))  # where it had a twin, that one stands for it
             elif file.get("mimeType") != _FOLDER and _is_below(str(file.get("name", "")), path):
                 changed = _file_of(attempt, file)
@@ -221,7 +226,7 @@ class Files:
                 items.append(_item(changed, path))
         following = told.get("nextPageToken")
         mark = _text(attempt, told, "nextPageToken" if following else "newStartPageToken")
-        return Inventory(tuple(items), f"feed {self._ids.mark} {mark}", bool(following))
+        return Inventory(tuple(items), f"feed {self.ids.mark} {mark}", bool(following))
 
     def _page(self, attempt: str, path: str, token: str) -> tuple[list[File], str]:
         """Files below a folder, and the mark of the next page. Their ids are kept."""
@@ -231,11 +236,11 @@ class Files:
             below = f" and appProperties has {{ key='{key}' and value='{value}' }}"
         files, token = self._asked(attempt, f"'{self.root(attempt)}' in parents and trashed = false{below}", token)
         ours = [file for file in files if _is_below(file.name, path)]
-        self._ids.note((file.name, file.id) for file in sorted(ours, key=lambda file: file.age, reverse=True))
+        self.ids.note((file.name, file.id) for file in sorted(ours, key=lambda file: file.age, reverse=True))
         if ours:
-            self._root.seen()
+            self.seen()
         else:
-            self._check_root(attempt)
+            self.check_root(attempt)
         return ours, token
 
     def _search(self, attempt: str, path: str) -> list[File]:
@@ -254,7 +259,7 @@ class Files:
         raise _endless(attempt)
 
     def _asked(self, attempt: str, query: str, token: str) -> tuple[list[File], str]:
-        told = self._client.ask(
+        told = self.client.ask(
             attempt,
             lambda api: api.files().list(
                 q=query, fields=f"nextPageToken,files({_FIELDS})", pageSize=PAGE_NAMES, pageToken=token or None
@@ -268,16 +273,6 @@ class Files:
         return isinstance(told, dict) and not told.get("trashed") and self.root(attempt) in told.get("parents", ())
 
     # The folder.
-
-    def root(self, attempt: str, *, pin: bool = False) -> str:
-        """The folder's id. `UnreachableError` if there is no such folder. `pin`: whoever asks relies on it."""
-        found = self._root.get(attempt, lambda: self._walk(attempt, make=False))
-        if pin:
-            self._root.pin()
-        return found
-
-    def make_root(self, attempt: str) -> None:
-        self._root.keep(attempt, self._walk(attempt, make=True))
 
     def _walk(self, attempt: str, *, make: bool) -> str:
         """The folder at the path, from My Drive on. Of twins the oldest: so all devices take the same."""
@@ -294,23 +289,11 @@ class Files:
         return at
 
     def _make_folder(self, attempt: str, body: Mapping[str, Any]) -> File:
-        return _file_of(attempt, self._client.ask(attempt, lambda api: api.files().create(body=body, fields=_FIELDS)))
+        return _file_of(attempt, self.client.ask(attempt, lambda api: api.files().create(body=body, fields=_FIELDS)))
 
-    def _check_root(self, attempt: str) -> None:
-        """`UnreachableError` if the folder is gone: what is not found in it then tells nothing."""
-        root = self.root(attempt)
-
-        def look() -> str:
-            try:
-                told = self._client.ask(attempt, lambda api: api.files().get(fileId=root, fields="id,trashed"))
-            except NotFoundError:
-                told = None
-            if not isinstance(told, dict) or told.get("trashed"):
-                self._root.gone()
-                raise self._no_root(attempt)
-            return root
-
-        self._root.check(attempt, look)
+    def _is_there(self, attempt: str, root: str) -> bool:
+        told = self.client.ask(attempt, lambda api: api.files().get(fileId=root, fields="id,trashed"))
+        return isinstance(told, dict) and not told.get("trashed")
 
     def _no_root(self, attempt: str) -> UnreachableError:
         return UnreachableError(

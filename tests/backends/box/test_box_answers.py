@@ -139,7 +139,7 @@ def test_an_id_of_another_object_is_found_out_before_anything_is_written(
     filled: BoxBackend, standin: BoxStandin
 ) -> None:
     filled.put("d/b", b"other")
-    ids = filled._at.ids
+    ids = filled._files.folder.ids
     for call in (lambda: filled.put("d/a", b"anew"), lambda: filled.delete("d/a")):
         ids.note([("d/a", str(ids.get("d/b")))])
         call()
@@ -164,9 +164,9 @@ def test_a_lookup_is_one_request(
 @pytest.mark.parametrize("shape", ["object", "list"])
 def test_a_name_that_is_taken_tells_whose_it_is(filled: BoxBackend, standin: BoxStandin, shape: str) -> None:
     standin.faults.conflicts = shape
-    filled._at.ids.forget("d/a")
+    filled._files.folder.ids.forget("d/a")
     assert not filled.create("d/a", b"x")
-    filled._at.ids.forget("d/a")
+    filled._files.folder.ids.forget("d/a")
     filled.put("d/a", b"anew")
     assert filled.get("d/a", max_bytes=9) == b"anew"
 

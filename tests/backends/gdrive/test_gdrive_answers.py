@@ -344,7 +344,7 @@ def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> N
 
 
 def test_ids_are_a_hint_that_may_be_lost_or_damaged(filled: GoogleDriveBackend, opened: Opened) -> None:
-    path = filled._files._ids._path
+    path = filled._files.ids._path
     for damage in (b"", b"no database at all" * 99):
         filled.close()
         for one in path.parent.iterdir():
@@ -357,7 +357,7 @@ def test_ids_are_a_hint_that_may_be_lost_or_damaged(filled: GoogleDriveBackend, 
 def test_an_id_of_another_object_is_found_out(filled: GoogleDriveBackend) -> None:
     filled.put("d/b", b"other")
     files = filled._files
-    files._ids.note([("d/a", str(files._ids.get("d/b")))])
+    files.ids.note([("d/a", str(files.ids.get("d/b")))])
     assert filled.stat("d/a") == 4
 
 
@@ -366,7 +366,7 @@ def test_a_delete_by_an_id_of_another_object_leaves_that_alone(
 ) -> None:
     filled.put("d/b", b"other")
     files = filled._files
-    files._ids.note([("d/a", str(files._ids.get("d/b")))])
+    files.ids.note([("d/a", str(files.ids.get("d/b")))])
     filled.delete("d/a")
     assert standin.objects() == {"d/b": b"other"}
 
