@@ -18,7 +18,7 @@ from fuzz.target import Target, certain, joined_parts, parts_of, replaced
 from metasync.codec import Reader, ascending, encode_tags, u16, u32, u64
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
 from metasync.merge import copies
-from metasync.objects import directory, file, model
+from metasync.objects import delta, directory, file, model
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.session import write_index
@@ -32,6 +32,7 @@ from metasync.transfer.contents import Contents
 from metasync.transfer.download import ranges
 from metasync.translators._base import Context
 from metasync.translators.compress import Compress
+from metasync.worktree import bases
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors"
 
@@ -429,7 +430,48 @@ def merge_seeds() -> list[bytes]:
     ]
 
 
+# --- deltas: a device that keeps no rule seals what it likes
+
+
+def open_delta(data: bytes) -> int:
+    """The first part is the base. What opens is as long as the delta says, and comes again of a delta of its own."""
+    base, made = (*parts_of(data), b"", b"")[:2]
+    out = delta.opened(base, made)
+    assert len(out) == int.from_bytes(made[1 : delta.HEAD_BYTES], "big") <= delta.BLOB_BYTES_MAX
+    with certain("a delta of what a delta gave"):
+        assert delta.opened(base, delta.make(base, out)) == out
+    return len(out)
+
+
+def delta_seeds() -> list[bytes]:
+    cases = [c for c in vectors("content").values() if c["what"] == "delta"]
+    kept = [joined_parts([bytes.fromhex(c["base"]), bytes.fromhex("".join(c["hex"]))]) for c in cases]
+    return [*kept, joined_parts([noise(3_000), delta.make(noise(3_000), noise(2_000) + b"edit" + noise(1_000))])]
+
+
+def delta_room(data: bytes) -> int:
+    """What a delta may build is what it says, and a delta of that again with tables for it."""
+    size = int.from_bytes((*parts_of(data), b"", b"")[1][1 : delta.HEAD_BYTES], "big")
+    return 4 * min(size, delta.BLOB_BYTES_MAX) + (8 << 20)
+
+
+def read_kept_chunk(data: bytes) -> bytes:
+    """A file of the base cache, as a failing disk may leave it."""
+    found = bases._unpacked(data)
+    if found is None:
+        raise FormatError("no kept chunk")
+    assert len(found) <= max(len(data), bases.CHUNK_BYTES_MAX)
+    return found
+
+
 CONTENT = (
+    Target("delta", open_delta, delta_seeds, room=delta_room),
+    Target(
+        "kept-chunk",
+        read_kept_chunk,
+        lambda: [b"\0text", b"\1" + zstandard.compress(b"text" * 999), b"\2"],
+        room=lambda _: 2 * bases.CHUNK_BYTES_MAX,
+    ),
     Target("tags", decode_tags, lambda: content_seeds("tags"), encode_tags),
     Target("dir", directory.decode_node, lambda: content_seeds("dir node"), encode_dir_node),
     Target("file", file.decode_node, lambda: content_seeds("file node"), encode_file_node),
