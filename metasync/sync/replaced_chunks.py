@@ -32,9 +32,7 @@ MISSES_MAX: Final = 3  # chunks of a file that gained nothing, one after the oth
 MISSED_SHARE: Final = 8  # then one in so many is
 GOOD_SHARE: Final = 4  # a delta of up to this part of the chunk is good enough: no other base is tried
 SHARE_AT_FIRST: Final = 0.25  # HyCloud saw deltas of a tenth, as a rule
-NEW_SMALL_MAX: Final = (
-    512  # files of one chunk that a push keeps: of more, a file each in the cache would cost its time
-)
+NEW_SMALL_MAX: Final = 128  # new files of one chunk that a push keeps: in the cache each is a file, which takes time
 NODES_TOGETHER: Final = 64 << 10  # bytes of file objects that are put into the local state at a time
 
 
