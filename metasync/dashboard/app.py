@@ -99,7 +99,7 @@ async def _view(shown: Shown, request: Request) -> Response:
         case "storage":
             found = await shown.storage()
         case "log":
-            found = await shown.log(q.get("path"))
+            found = await shown.log(q.get("path"), counted=q.get("counted") == "yes")
         case "version":
             found = await shown.version(q.get("version", ""))
         case "files":

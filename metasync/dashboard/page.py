@@ -19,6 +19,7 @@ from metasync.workspace import Workspace
 T = TypeVar("T")
 
 VERSIONS_MAX: Final = 500  # of the history that are shown at once
+COUNTED_MAX: Final = 25  # whose changes are counted: that reads the trees of each
 VERSION_CHARS_MAX: Final = 80
 
 
@@ -54,12 +55,12 @@ class Shown:
         """The backends, and which keep the same."""
         return views.backends(await self.workers.read(lambda w: w.backend_list()))
 
-    async def log(self, path: str | None) -> Any:
-        """The newest versions; of a path, those in which it changed."""
+    async def log(self, path: str | None, *, counted: bool = False) -> Any:
+        """The newest versions; of a path, those in which it changed. `counted`: fewer, and how much each changed."""
         what = None if path is None else views.path_of(path)
-        counted = what is None
-        items = await self.workers.read(lambda w: w.log(what, VERSIONS_MAX, with_counts=counted))
-        return {"items": [views.item(i) for i in items], "most": VERSIONS_MAX}
+        most = COUNTED_MAX if counted else VERSIONS_MAX
+        items = await self.workers.read(lambda w: w.log(what, most, with_counts=counted))
+        return {"items": [views.item(i) for i in items], "most": most}
 
     async def version(self, version: str) -> Any:
         """One version, and what it changed."""

@@ -1,7 +1,7 @@
 """The threads that work at one workspace for the page, whose own loop never waits for a disk.
 
-A `Workspace` belongs to one thread at a time, so the folder is opened once for each thread: one that reads,
-one that changes, and a few that download. A long push keeps nobody from looking at the history. They are opened when
+A `Workspace` belongs to one thread at a time, so the folder is opened once for each thread: a few that read, one
+that changes, and a few that download. A long push keeps nobody from looking at the history. They are opened when
 they are first needed, and rest between operations.
 """
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 DOWNLOADS_MAX: Final = 3  # at once, for one workspace; others wait for their turn
 PIECES_MAX: Final = 4  # of a download that wait for the browser: a slow one must not fill the memory
+READERS: Final = 3  # opened when the others are busy: a look at all files must not hold up the history
 CHANGES_MAX: Final = 8  # that wait for the one under way
 
 
@@ -31,7 +32,7 @@ class Workers:
 
     def __init__(self, directory: Path, on_event: Listener = ignore) -> None:
         self.directory = directory
-        self._reader = _Thread(directory, "reads", ignore)
+        self._readers = [_Thread(directory, f"reads-{n}", ignore) for n in range(READERS)]
         self._changer = _Thread(directory, "changes", on_event)
         self._downloads = ThreadPoolExecutor(DOWNLOADS_MAX, "metasync-page-download")
         self._turns = asyncio.Semaphore(DOWNLOADS_MAX)
@@ -47,7 +48,8 @@ class Workers:
 
     async def read(self, do: Callable[[Workspace], T]) -> T:
         """What `do` makes of the workspace; it changes nothing. Raises what `do` does, and what `open` does."""
-        return await asyncio.wrap_future(self._reader.submit(do))
+        reader = min(self._readers, key=lambda thread: thread.waiting)
+        return await asyncio.wrap_future(reader.submit(do))
 
     async def change(self, do: Callable[[Workspace], T]) -> T:
         """The same for what changes something: one after the other. It goes on where the asking browser is gone."""
@@ -124,7 +126,8 @@ class Workers:
             for workspace in self._downloading:
                 workspace.cancel()
         self._downloads.shutdown(wait=True, cancel_futures=True)
-        self._reader.close()
+        for reader in self._readers:
+            reader.close()
         self._changer.close()
 
 
@@ -135,9 +138,19 @@ class _Thread:
         self._directory, self._on_event = directory, on_event
         self._pool = ThreadPoolExecutor(1, f"metasync-page-{what}")
         self._workspace: Workspace | None = None
+        self._lock = threading.Lock()
+        self.waiting = 0  # with the one under way
 
     def submit(self, do: Callable[[Workspace], T]) -> Future[T]:
-        return self._pool.submit(self._done, do)
+        with self._lock:
+            self.waiting += 1
+        future = self._pool.submit(self._done, do)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _: object) -> None:
+        with self._lock:
+            self.waiting -= 1
 
     def _done(self, do: Callable[[Workspace], T]) -> T:
         if self._workspace is None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_kit import wait_for
 from page_kit import HUNG_S, Ear, Served, served
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.dashboard import views
+from metasync.dashboard import live, views
 from metasync.dashboard.compare import kind_of
 from metasync.dashboard.gate import HOST
+from metasync.dashboard.workers import CHANGES_MAX
+from metasync.errors import UsageError
 from metasync.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -79,7 +84,7 @@ def test_versions_and_what_they_changed(page: Served, laptop: Workspace) -> None
     write(laptop.directory, {"notes.txt": b"milk\n", "b.txt": b"b"})
     (laptop.directory / "letters/a.txt").unlink()
     laptop.push("second")
-    items = page.look("log")["items"]
+    items = page.look("log", counted="yes")["items"]
     assert [(i["version"], i["message"], i["device"]) for i in items] == [
         (2, "second", "laptop"),
         (1, "first", "laptop"),
@@ -393,6 +398,85 @@ def test_an_open_page_is_told_what_a_push_does(page: Served, laptop: Workspace) 
     assert (last["version"], last["daemon"]) == (2, False)
     assert {line["backend"] for line in last["lines"]} == {"nas", "bucket", "work-box"}
     ear.close()
+
+
+def test_a_slow_look_holds_up_no_other(page: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+    status = Workspace.status
+
+    def slow(w: Workspace) -> Any:
+        begun.release()
+        assert go.wait(HUNG_S)
+        return status(w)
+
+    monkeypatch.setattr(Workspace, "status", slow)
+    looks = [threading.Thread(target=lambda: page.look("overview")) for _ in range(2)]
+    for look in looks:
+        look.start()
+    for _ in looks:
+        assert begun.acquire(timeout=HUNG_S)
+    assert page.look("log")["items"][0]["version"] == 1
+    go.set()
+    for look in looks:
+        look.join(HUNG_S)
+
+
+def test_only_so_many_changes_wait(page: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(_: Workspace, *__: Any) -> Any:
+        begun.set()
+        assert go.wait(HUNG_S)
+        raise UsageError("done")
+
+    monkeypatch.setattr(Workspace, "pause", slow)
+    codes: list[str] = []
+    asking = [
+        threading.Thread(target=lambda: codes.append(page.do("pause", seconds=None).message))
+        for _ in range(CHANGES_MAX + 3)
+    ]
+    for thread in asking:
+        thread.start()
+    wait_for(lambda: len(codes) >= 3, "the refusals")  # they are answered while the others wait
+    assert set(codes) == {"too much waits to be done already"}
+    assert begun.is_set()
+    go.set()
+    for thread in asking:
+        thread.join(HUNG_S)
+    assert sorted(codes).count("done") == CHANGES_MAX
+
+
+def test_a_page_that_is_slow_is_told_the_newest_state_and_none_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "EVERY_S", 0.0)
+
+    async def run() -> list[int]:
+        told, sent, free = live.Live(asyncio.get_running_loop(), lambda _: None), asyncio.Event(), asyncio.Event()
+        seen: list[int] = []
+
+        async def send(message: Any) -> None:
+            found = [line for line in message.get("body", b"").split(b"\n") if line.startswith(b"data: ")]
+            seen.extend(json.loads(line[6:])["n"] for line in found)
+            if found:
+                sent.set()
+                await free.wait()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        listening = asyncio.create_task(told({}, receive, send))
+        told.tell({"id": "a", "n": 0})
+        await sent.wait()
+        for n in range(1, 100):
+            told.tell({"id": "a", "n": n})
+            await asyncio.sleep(0)
+        sent.clear()
+        free.set()
+        await sent.wait()
+        told.end()
+        await listening
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(run(), HUNG_S)) == [0, 99]
 
 
 def test_the_server_ends_when_nobody_looks_any_more(laptop: Workspace) -> None:

@@ -19,7 +19,23 @@ async function all(page) {
       versions.length ? h("ul", { class: "rows" }, versions.map((i) => entry(page, i))) : h("p", { class: "empty" }, "Nothing was pushed yet."),
       log.items.length >= log.most && h("p", { class: "small quiet" }, words(`The newest ${log.most} are shown. \`metasync log\` lists all.`))),
   ];
+  counted(page);
   return { nodes };
+}
+
+/** Writes beside the newest versions how much they changed, as soon as that is counted: it reads the trees of each. */
+export async function counted(page) {
+  let log;
+  try {
+    log = await page.look("log", { counted: "yes" });
+  } catch {
+    return; // the list is whole without
+  }
+  for (const place of document.querySelectorAll(".counts")) {
+    const found = log.items.find((i) => String(i.version) === place.dataset.version);
+    const told = countsOf(found?.counts);
+    if (told) place.textContent = ` · ${told}`;
+  }
 }
 
 function countsOf(c) {
@@ -33,7 +49,7 @@ export function entry(page, i) {
   return h("li", { class: "version" },
     h("a", { class: "name", href: page.href("history", i.version) }, i.message || `Version ${i.version}`),
     h("span", { class: "small quiet where" }, ago(i.time)),
-    h("span", { class: "small quiet" }, `${i.message ? `Version ${i.version} · ` : ""}${i.device}`, countsOf(i.counts) && ` · ${countsOf(i.counts)}`),
+    h("span", { class: "small quiet" }, `${i.message ? `Version ${i.version} · ` : ""}${i.device}`, h("span", { class: "counts", "data-version": i.version })),
     i.dropped && h("span", { class: "small quiet" }, `Versions ${i.dropped[0]} to ${i.dropped[1]} are no longer kept.`),
     i.begins && h("span", { class: "small quiet" }, i.begins));
 }

@@ -3,7 +3,7 @@
 import { bar, room } from "./charts.js";
 import { h, icon, put, words } from "./dom.js";
 import { open } from "./dialogs.js";
-import { entry } from "./history.js";
+import { counted, entry } from "./history.js";
 import { health, phase, tone } from "./state.js";
 import { ago, count, listed, sentence, size } from "./words.js";
 
@@ -44,6 +44,7 @@ export async function view(page) {
           ? h("ul", { class: "rows" }, log.items.filter((i) => i.version).slice(0, 5).map((i) => entry(page, i)))
           : h("p", { class: "empty" }, "Nothing was pushed yet."))),
   ];
+  counted(page);
   return { nodes, told };
 }
 
