@@ -19,7 +19,7 @@ from metasync.worktree.case import Presence
 from metasync.worktree.index import Row, children, pack_entry, pack_row, unpack_row
 from metasync.worktree.merge_walk import Noted
 from metasync.worktree.names import clashes, key, problem, shown
-from metasync.worktree.tree import WorkTree
+from metasync.worktree.tree import WorkTree, failed
 
 
 def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, str]:
@@ -36,6 +36,8 @@ def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, s
             continue
         if new.kind is Kind.SYMLINK and not rules.symlinks:
             out[i] = "this file system has no symlinks"
+        elif new.kind is Kind.SYMLINK and not _holds(work, new.content):
+            out[i] = "the target of the symlink is longer than this file system takes"
         elif expected is None:
             if why := problem(path, rules):
                 out[i] = why
@@ -49,6 +51,23 @@ def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, s
         for path, winner in _shadowed(work, db, fresh, freed, made).items():
             out[number[path]] = f"this file system takes its name for {shown(winner)}, which is here"
     return {**_below(work, db, changes, out), **out}
+
+
+def _holds(work: WorkTree, target: bytes) -> bool:
+    """Whether this disk takes a symlink to this target: one of a thousand bytes every one does, others are tried."""
+    if len(target) <= TARGET_BYTES_SURE:
+        return True
+    fd = work.state_dir(b"tmp")
+    with suppress(FileNotFoundError):
+        work.disk.unlink(LINK_TRIED, fd)
+    try:
+        work.disk.symlink(target, LINK_TRIED, fd)
+    except OSError as e:
+        if e.errno not in _NO_NAME:
+            raise failed(work, LINK_TRIED, e) from e
+        return False
+    work.disk.unlink(LINK_TRIED, fd)
+    return True
 
 
 def _shadowed(
@@ -104,6 +123,8 @@ def _is_dir(change: Change) -> bool:
     return change.new is not None and change.new.kind is Kind.DIR
 
 
+TARGET_BYTES_SURE = 1000  # XFS takes 1,024 bytes, most others of Linux 4,095
+LINK_TRIED = b"link"
 CHANGED_MEANWHILE = "changed here while others' changes came in"
 
 # One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.

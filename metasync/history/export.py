@@ -363,7 +363,13 @@ class Staged:
         """Makes what was staged durable, and gives it its names; returns what got one."""
         for path, entry in self.new.items():
             if entry.kind is Kind.SYMLINK:
-                self.disk.symlink(entry.content, self.numbers[path], self.fd)
+                try:
+                    self.disk.symlink(entry.content, self.numbers[path], self.fd)
+                except OSError as e:  # its target may be longer than this disk takes
+                    if e.errno in _STOPS:
+                        raise
+                    failures.add(path, "disk", e.strerror or str(e))
+                    continue
                 self.disk.utime(self.numbers[path], self.fd, entry.mtime_ns)
                 self.ready.add(path)
             elif entry.kind is Kind.FILE and not entry.size:

@@ -62,6 +62,27 @@ def test_a_file_that_grows_beyond_the_disk_leaves_the_old_one(pair: tuple[Worksp
     assert victim.push().version is None
 
 
+def test_a_symlink_whose_target_no_disk_takes_blocks_nothing(pair: tuple[Workspace, Workspace], lab: Lab) -> None:
+    """Targets may have 65,535 bytes in a version, and 4,095 on Linux. One that is here as a file is replaced by one."""
+    victim, mallory = pair
+    fits, too_long = (Entry(Kind.SYMLINK, 0, 0, size, b"x" * size) for size in (2000, 60_000))
+    with insider(mallory) as m:
+        m.commit(m.tree({b"fits": fits, b"long": too_long, b"kept": too_long, b"new": m.file(b"sound")}))
+    write(victim.directory, {"mine": b"m"})
+    report = victim.pull()
+    assert {u.path for u in report.unplaced} == {b"long", b"kept"}
+    assert all("target of the symlink" in u.reason for u in report.unplaced)
+    assert os.readlink(victim.directory / "fits") == "x" * 2000
+    assert (victim.directory / "kept").read_bytes() == b"of the victim"
+    pushed = victim.push()
+    assert (pushed.changes.added, pushed.changes.modified, pushed.changes.deleted) == ((b"mine",), (), ())
+    third = lab.clone(lab.urls("a", kind="memory"), device="third")
+    assert sorted(tree_of(third.directory)) == [b"d", b"d/f", b"fits", b"mine", b"new"]
+    out = lab.root / "out"
+    victim.restore("latest", to=out)
+    assert sorted(os.listdir(out)) == ["d", "fits", "mine", "new"]
+
+
 def test_many_files_that_have_no_room_together_block_nothing(
     pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
