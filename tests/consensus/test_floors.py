@@ -133,6 +133,12 @@ def test_the_first_two_versions_of_a_block_go_first(world: World, block_form: bo
     gone = [path for path in dict.fromkeys(seen) if path in stored]
     assert [first.get(path) for path in gone[:2]] == [1, 2]
     assert len(gone) > 4
+    left[0] = len(stored)
+    while world.do(group.bound_logs(state, progress, 31 * DAY_S, keep=BLOCK)):
+        pass
+    folder = "/bl/0/" if block_form else "/px/0/"
+    assert [path for path in stored if folder in path]
+    assert not [path for store in world.stores.values() for path in store if folder in path]
 
 
 def beginnings(ws: Workspace, base: State, name: str) -> set[str]:
