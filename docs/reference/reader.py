@@ -166,8 +166,8 @@ class Cursor:
         self.data, self.at, self.what = data, 0, what
 
     def fields(self, spec: str) -> Record:
-        """Fields in order: `name:kind` (see `one`); `name:16*99(fields)`, a count of 16 bits and so many rows, at most
-        99, ascending by their first field where `!` follows; `name:?(fields)`, a flag and, if that is 1, fields;
+        """Fields in order: `name:kind` (see `one`); `name:16*99(fields)`, at most 99 rows behind a count of 16 bits,
+        ascending by their first field where `!` follows; `name:?(fields)`, a flag and, if it is 1, fields;
         `name:?other(fields)`, which are there unless the field `other` is 0."""
         record = Record()
         for name, bits, most, row, ascending, other, optional, kind in self.FIELD.findall(spec):
@@ -483,7 +483,10 @@ def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tup
     if value.config != base.config:
         both = [(one, config.backends[i]) for i, one in old_config.backends.items() if i in config.backends]
         stay = [a for a, b in both if a.form and (a.form, a.acceptor, a.birth) == (b.form, b.acceptor, b.birth)]
-        good = good and len(stay) >= old_config.quorum and config.tags.get(1, b"")[:8] == number(8, value.v)
+        good = good and len(stay) >= old_config.quorum and config.tags.get(1) == number(8, value.v) + base.config
+        was, index = old_config.spare, number(8, base.index_gen) + base.index
+        moving = config.tags.get(2) in (index, old_config.tags.get(2, index) if was else index)
+        good = good and (not config.spare or (moving and config.spare.name == (was.name if was else base.config)))
         good = good and all((a.scheme, a.identity) == (b.scheme, b.identity) for a, b in both)
         good = good and all(b.storage[: len(a.storage)] == a.storage for a, b in both)
     require(good, "a value may not follow its base")
@@ -1088,6 +1091,9 @@ class Contents:
             return Record(dropped=[], trees={})
         kept = Cursor(self.space.named(*where, 6, what), what).fields(RETAINED)  # a reader needs nothing behind these
         kept.trees = {row.snapshot: row.root for row in kept.trees}
+        ends = kept.dropped[-1].last if kept.dropped else 0  # a list that was there before what it drops is a lie
+        if ends >= self.state.v or self.space.states.get(ends, Record(retained=b"")).retained == self.state.retained:
+            kept.dropped = []
         return kept
 
     def entries(self, root: bytes) -> Iterator[Record]:

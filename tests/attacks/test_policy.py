@@ -16,7 +16,8 @@ import pytest
 from content_kit import pack_format
 from workspace_kit import PASSPHRASE, Lab, write
 
-from metasync.config import CHANGED_TAG, NO_LIMIT, Config, RedundancyClass, Replicate
+from metasync.codec import u64
+from metasync.config import CHANGED_TAG, MOVING_TAG, NO_LIMIT, Config, RedundancyClass, Replicate
 from metasync.consensus import Change, State, proposer
 from metasync.consensus.records.log_replay import ValueRules
 from metasync.errors import MetaSyncError, WorkspaceError
@@ -121,6 +122,20 @@ def forgetting(config: Config) -> Config:
     )
 
 
+def earlier(**changes: Any) -> Attack:
+    """A config that says of others where packs lie that are to be moved: whoever moves them would look for these."""
+
+    def attack(s: Session, base: State) -> dict[str, Any]:
+        said = {"prev": base.config, "index": u64(base.index.generation) + base.index.hash, "before": base.config}
+        said |= changes
+        config = replace(s.config_of(base), prev_config=said["prev"])
+        tags = {**dict(config.tags), MOVING_TAG: said["index"], CHANGED_TAG: u64(base.v + 1) + said["before"]}
+        config = replace(config, tags=tuple(sorted(tags.items())))
+        return {"config": s.put_const(base, config.encode())}
+
+    return attack
+
+
 ATTACKS: dict[str, Attack] = {
     "encryption-off": a_config(lambda c: replace(c, chains=(*c.chains, ("compress", "integrity")))),
     "encryption-off-alone": a_config(lambda c: replace(c, chains=(("compress", "integrity"),))),
@@ -128,6 +143,10 @@ ATTACKS: dict[str, Attack] = {
     "one-copy": a_config(one_copy),
     "other-acceptors": a_config(elsewhere),
     "forgotten-packs": a_config(forgetting),
+    "moved-from-nowhere": earlier(prev=os.urandom(32)),
+    "moved-by-an-index-that-is-nowhere": earlier(index=bytes(8) + os.urandom(32)),
+    "moved-by-no-index": earlier(index=b"none"),
+    "changed-after-another": earlier(before=os.urandom(32)),
     "no-slots": unsigned(slots=()),
     "encryption-off-in-the-policy": unsigned(chains=(("compress", "integrity"),)),
     "fewer-copies-in-the-policy": unsigned(copies=1),

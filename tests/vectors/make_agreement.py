@@ -53,6 +53,8 @@ from agreement_kit import (
 
 from metasync.codec import bytes16, encode_tags, u8, u16, u32, u64
 from metasync.config import (
+    CHANGED_TAG,
+    MOVING_TAG,
     NO_LIMIT,
     Acceptor,
     BackendEntry,
@@ -485,6 +487,35 @@ def hints() -> Cases:
     )
 
 
+def log_configs(one: Round) -> Cases:
+    """Configs after the base's, as its first change may make them, and as none may."""
+    index, after = (BASE.index.generation, BASE.index.hash), (X.v, BASE.config)
+
+    def changed(about: str, prev: bytes | None, moving: tuple[int, bytes] | None, said: Any = after, **n: Any) -> Case:
+        config = replace(CONFIG, prev_config=prev).tagged(CHANGED_TAG, said).tagged(MOVING_TAG, moving)
+        name, data = seal_object(
+            KEYS, RecordKind.CONST, config.encode(), era=0, epoch=1, random=drawn("config " + about)
+        )
+        writer = Writer().prepare(1).accept(1, replace(X, config=name), config=data)
+        voted = {"accepted": (one, replace(X, config=name).hash), "votes": 1, "promised": one}
+        return log_case(about, writer, **(n or voted))
+
+    void = {"void": 1, "promised": one}
+    yield "log-value-config", changed("a change after which nothing moves", None, None)
+    yield "log-value-previous", changed("a change after which packs lie by the base's config", BASE.config, index)
+    yield (
+        "log-void-value-changed",
+        changed("it says that it was made after another", None, None, (X.v, drawn("x")), **void),
+    )
+    yield (
+        "log-void-value-changed-version",
+        changed("it says another version", None, None, (X.v + 1, BASE.config), **void),
+    )
+    yield "log-void-value-previous", changed("packs lie by a config that was not before it", drawn("y"), index, **void)
+    yield "log-void-value-moving", changed("packs lie by another index", BASE.config, (0, drawn("z")), **void)
+    yield "log-void-value-moving-none", changed("packs lie by no index", BASE.config, None, **void)
+
+
 def log_case(about: str, writer: Writer, **expected: Any) -> Case:
     zero = {"promised": None, "accepted": None, "votes": 0, "closed": None, "poison": False, "void": 0}
     outcome = {k: plain(v) for k, v in {**zero, "newer": False, "elsewhere": False, **expected}.items()}
@@ -633,6 +664,7 @@ def logs() -> Cases:
     rubbish = drawn("no object", 700)
     carried = Writer().prepare(1).accept(1, replace(X, devices=sha256(rubbish)), devices=rubbish)
     yield "log-void-value-rubbish", log_case("a device set that does not open", carried, **zero)
+    yield from log_configs(one)
     yield "log-void-value-skip", void("a skip to another state", skip=drawn("other"))
     yield from steps()
     yield from riding()

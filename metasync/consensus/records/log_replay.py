@@ -147,7 +147,7 @@ class ValueRules:
                 config = check_config(decode_config(self._opened(value.config, config_data)))
             except UpgradeError as e:  # nothing newer than the oldest format that the policy allows
                 return e.message
-            if fault := _fault_of_step(self.config, config, value):
+            if fault := _fault_of_step(self.config, config, value, self.base):
                 return fault
         if value.devices != self.base.devices:
             try:
@@ -189,13 +189,19 @@ class ValueRules:
         return of(value.config, base.config), of(value.devices, base.devices), self.steps
 
 
-def _fault_of_step(old: Config, new: Config, value: State) -> str:
+def _fault_of_step(old: Config, new: Config, value: State, base: State) -> str:
     """What speaks against a config after another, other than the policy."""
     stay = {a for _, a in old.acceptors} & {a for _, a in new.acceptors}
     if len(stay) < old.quorum:
         return f"{len(stay)} of {old.n} voting backends would stay, and {old.quorum} must in one step"
-    if new.changed is None or new.changed[0] != value.v:
-        return "a config that does not say as which version it was made"
+    if new.changed != (value.v, base.config):
+        return "a config that does not say as which version it was made, and after which"
+    if new.prev_config is not None:
+        index = base.index.generation, base.index.hash
+        if new.prev_config != (old.prev_config or base.config):
+            return "a config that says of another one that packs lie by it"
+        if new.moving not in (index, old.moving or index):
+            return "a config that says of another index which packs are to be moved"
     for before in old.backends:
         after = new.backend(before.backend_id)
         if after is None:
