@@ -18,7 +18,7 @@ from metasync.consensus import Group, State
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Entry, Kind, floor_path, hint_path, seal_floor, seal_hint
 from metasync.consensus.records.state import ZERO_HASH
-from metasync.errors import ForkError, NoQuorumError
+from metasync.errors import DamagedError, ForkError, NoQuorumError
 from metasync.keys.device_set import DeviceIdentity
 
 SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
@@ -82,6 +82,25 @@ def test_a_state_is_found_behind_entries_that_stand_on_others(n: int, f: int) ->
     y = p.push(p.group(2, 1), p.x, b"y")
     who_knows_nothing = p.group(4, 1)
     assert p.world.do(who_knows_nothing.state_at(y, 1), {}) == p.x
+
+
+def test_a_state_that_no_entry_stands_on_is_lost_and_looked_for_to_the_ends_of_the_logs_alone() -> None:
+    """The entries of the version after it are gone, but for lies: who looks for it asks for one more than there is."""
+    p = Place()
+    y = p.push(p.honest, p.x, b"y")
+    for name in p.names:
+        for idx in range(9):
+            p.world.stores[name].pop(p.forger.place(p.x, name, idx), None)
+    for number in range(3):
+        p.forger.tell(p.forger.lie(p.ws.genesis, bytes([number])), p.names, Kind.PREPARE, p.forger.round(number + 1))
+    for requests in p.world.requests.values():
+        requests.clear()
+    with pytest.raises(DamagedError, match="state of version 1"):
+        p.world.do(p.group(4, 1).state_at(y, 1), {})
+    for name in p.names:
+        asked = {op.path for op in p.world.requests[name] if "/px/" in op.path}
+        assert p.forger.place(p.x, name, 3) in asked
+        assert p.forger.place(p.x, name, 4) not in asked
 
 
 @ALL_FORMS
