@@ -5,7 +5,7 @@ Objects are decoded, and signatures checked, by the product's decoders; what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import open_object, seal_object
@@ -110,10 +110,14 @@ def _fault_of_devices(old: DeviceSet, new: DeviceSet, value: State) -> str:
     return "an invitation that had ended" if ended and new.policy.epoch == old.policy.epoch else ""
 
 
-def misuse_of(keys: WorkspaceKeys, devices: DeviceSet, entry: Entry, invited: Mapping[bytes, bytes]) -> str:
+def misuse_of(
+    keys: WorkspaceKeys, devices: DeviceSet, entry: Entry, invited: Mapping[bytes, bytes], left: Container[bytes]
+) -> str:
     """What a device that keeps the rules does not propose: one joins by an invitation once, while that is open.
 
     `invited`: the invitation of each device that ever had one. No rule of 8.1: an admin certified that device.
+    `left`: devices that had joined in an era that ended, perhaps in versions that the next one left behind: these come
+    back by their certificates, whatever became of the invitation.
     """
     value = entry.value
     if value is None or not entry.devices or sha256(entry.devices) != value.devices:
@@ -126,9 +130,10 @@ def misuse_of(keys: WorkspaceKeys, devices: DeviceSet, entry: Entry, invited: Ma
         if invitation_id is None or devices.get(certificate.device_id) is not None:
             continue
         before, after = then.get(invitation_id), now.get(invitation_id)
-        if before is None or not before.is_open(base.v):
+        comes_back = certificate.device_id in left
+        if not comes_back and (before is None or not before.is_open(base.v)):
             return "a device joins by an invitation that is not open"
-        if after is None or after.used == UNUSED:
+        if (after is None and not comes_back) or (after is not None and after.used == UNUSED):
             return "a device joins, and its invitation stays open"
     if value.epoch != base.epoch:
         return "invitations outlive the keys" if now else ""

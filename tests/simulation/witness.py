@@ -294,7 +294,8 @@ class Witness:
         fault = judge.fault_of(self.keys, self.chain, instance.config, instance.devices, entry)
         if fault and not lying:
             raise Violation(f"a device proposed for version {entry.v} what may not be: {fault}")
-        if not lying and (misuse := judge.misuse_of(self.keys, instance.devices, entry, self.invited)):
+        left = {c.device_id for chain, _ in self.ended for c in self.devices_of(chain[-1]).certificates}
+        if not lying and (misuse := judge.misuse_of(self.keys, instance.devices, entry, self.invited, left)):
             raise Violation(f"a device proposed for version {entry.v} what may not be: {misuse}")
         if fault:
             self.world.count("void value")
