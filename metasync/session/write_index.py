@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
 from metasync.consensus.records.entry import RIDING_BYTES_MAX
 from metasync.consensus.records.state import hint_is_due
-from metasync.errors import CANNOT_BE_READ, FormatError, MetaSyncError, NoQuorumError
+from metasync.errors import CANNOT_BE_READ, FormatError, MetaSyncError, NoQuorumError, WorkspaceError
 from metasync.local.spill import Spool, Spooled
 from metasync.local.state_keys import META_KIND
 from metasync.runtime.effects import Task, together
@@ -47,6 +47,7 @@ class AgreedIndexes:
         self._group = group
         self._session = session
         self._segments: dict[bytes, IndexSegment] = {}
+        self._sizes: dict[bytes, int] = {}
         self._held_bytes = 0
 
     # --- reading
@@ -187,14 +188,17 @@ class AgreedIndexes:
         return named - self._db.objects_there(named)
 
     def _segment(self, item: RootItem) -> IndexSegment:
-        if item.ref.hash in self._segments:
-            return self._segments[item.ref.hash]
-        return self._decoded(item.ref.hash, item.inline or self._fetched([Ref(*item.ref)])[0])
-
-    def _decoded(self, digest: bytes, data: bytes) -> IndexSegment:
+        """The segment of a root's row. `FormatError` where the row says more or less of it than there is: what decides
+        which segments are merged must be true, or a root grows until nobody can read the next one."""
+        digest = item.ref.hash
         if digest not in self._segments:
+            data = item.inline or self._fetched([Ref(*item.ref)])[0]
             self._segments[digest] = pack_index.decode_segment(data, partial(self._kept, Spool()))
-        return self._segments[digest]
+            self._sizes[digest] = len(data)
+        segment = self._segments[digest]
+        if (item.size, item.objects, item.packs) != (self._sizes[digest], len(segment), len(segment.packs)):
+            raise FormatError("index root: a segment that is not what its row says")
+        return segment
 
     def _kept(self, spool: Spool, data: bytes) -> Packed:
         """The tables of a segment where they are to lie: in memory, as long as there is room, else in its spool."""
@@ -296,6 +300,11 @@ class AgreedIndexes:
             items = [*(i for i in items if i not in crowd), item]
             fresh = {**{i: p for i, p in fresh.items() if i not in crowd}, item: place}
 
+        if len(items) > pack_index.ROOT_SEGMENTS_MAX:
+            raise WorkspaceError(
+                f"the pack index would have {len(items):,} parts, more than a program reads; nothing was changed",
+                next_step="`metasync gc` merges them.",
+            )
         inside = {item: _inside(item, base, spool.get(p)) for item, p in fresh.items() if item.size <= INLINE_BYTES_MAX}
         apart = {item: place for item, place in fresh.items() if item not in inside}
 

@@ -119,5 +119,7 @@ def joined(root: IndexRoot, load: Callable[[Ref], bytes]) -> IndexRoot:
     items = tuple(item for part in reversed(parts) for item in part.items)
     if len(items) > ROOT_SEGMENTS_MAX:
         raise FormatError(f"index root: {len(items)} segments")
+    if len(names := [i.ref.hash for i in items if i.inline is None]) > len(set(names)):
+        raise FormatError("index root: a segment twice")
     tags = {tag: data for part in reversed(parts) for tag, data in part.tags if tag != AFTER_TAG}
     return IndexRoot(items, tuple(sorted(tags.items())), tuple(before))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,14 +14,30 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.codec import u32, u64
 from metasync.consensus import JOURNAL_KEY, Change, Ref
-from metasync.errors import MetaSyncError, NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
+from metasync.errors import (
+    FormatError,
+    MetaSyncError,
+    NoQuorumError,
+    PassphraseError,
+    UnreadableError,
+    UpgradeError,
+    UsageError,
+)
 from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.keys.policy import Skip
 from metasync.objects.model import Kind, ObjectKind, decode_snapshot
 from metasync.session import agreement
 from metasync.store import index as pack_index
-from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root, encode_segment, make_segment
+from metasync.store.index import (
+    INLINE_TAG,
+    IndexRoot,
+    RootItem,
+    decode_segment,
+    encode_root,
+    encode_segment,
+    make_segment,
+)
 from metasync.store.retained import Dropped, Retained, encode_retained
 from metasync.store.retention import parse as parse_policy
 from metasync.sync import first_checkout
@@ -97,7 +114,10 @@ def _with_segment(m: Insider, data: bytes, *, apart: bool = False) -> int:
     """The index as it was, and one more segment: in the root, or an object of its own. The snapshot stays."""
     name = _put(m, data) if apart else Ref(m.base.state.gen, sha256(data))
     tags = () if apart else ((INLINE_TAG, data),)
-    item = RootItem(pack_index.Ref(*name), len(data), 1, 1, tags)
+    objects, packs = 1, 1
+    with contextlib.suppress(FormatError, UpgradeError):
+        objects, packs = len(segment := decode_segment(data)), len(segment.packs)
+    item = RootItem(pack_index.Ref(*name), len(data), objects, packs, tags)
     return _change(m, index=_put(m, encode_root(IndexRoot((*m.base.root.items, item)))))
 
 
@@ -142,10 +162,34 @@ def _newer_root(m: Insider) -> int:
     return _change(m, index=_put(m, b"\2"))
 
 
+def _with_rows(m: Insider, *rows: RootItem) -> int:
+    return _change(m, index=_put(m, encode_root(IndexRoot((*m.base.root.items, *rows)))))
+
+
+EMPTY = encode_segment(make_segment(()))
+
+
+def _segment_twice(m: Insider) -> int:
+    return _with_rows(m, *[RootItem(pack_index.Ref(*_put(m, EMPTY)), len(EMPTY), 0, 0)] * 2)
+
+
+def _row_of_another_size(m: Insider) -> int:
+    """In a tier that is never merged: with as many as a root may have, the next push would write one that is none."""
+    return _with_rows(m, RootItem(pack_index.Ref(*_put(m, EMPTY)), 1 << 60, 0, 0))
+
+
+def _row_of_more_objects(m: Insider) -> int:
+    return _with_rows(m, RootItem(pack_index.Ref(*_put(m, EMPTY)), len(EMPTY), 1 << 63, 0))
+
+
+def _row_of_more_packs(m: Insider) -> int:
+    return _with_rows(m, RootItem(pack_index.Ref(*_put(m, EMPTY)), len(EMPTY), 0, 9))
+
+
 WAYS = (
     _dots, _nul, _missing_index, _index_alone, _missing_directory, _missing_snapshot, _garbage_snapshot, _wrong_size,
     _newer_format, _shards, _newer_segment, _garbage_segment, _object_of_a_later_kind, _one_pack_in_two_ways,
-    _garbage_root, _newer_root,
+    _garbage_root, _newer_root, _segment_twice, _row_of_another_size, _row_of_more_objects, _row_of_more_packs,
 )  # fmt: skip
 
 

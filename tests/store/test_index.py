@@ -34,6 +34,7 @@ from metasync.store.index import (
     decode_segment,
     encode_root,
     encode_segment,
+    joined,
     make_segment,
     pack_objects,
     segments_of,
@@ -214,7 +215,9 @@ root_items = st.builds(
 )
 
 
-@given(st.lists(root_items, max_size=10).map(tuple), st.just(()) | st.just(((5, b"tag"),)))
+@given(
+    st.lists(root_items, max_size=10, unique_by=lambda i: i.ref.hash).map(tuple), st.just(()) | st.just(((5, b"tag"),))
+)
 def test_root_round_trip(items, tags):
     root = IndexRoot(items, tags)
     assert decode_root(encode_root(root)) == root
@@ -222,8 +225,10 @@ def test_root_round_trip(items, tags):
 
 
 def test_hostile_roots():
-    item = RootItem(Ref(3, digest(1)), 4096, 7, 2)
-    refuses(decode_root, [encode_root(IndexRoot()), encode_root(IndexRoot((item, item), ((2, b"x"),)))], encode_root)
+    item, other = RootItem(Ref(3, digest(1)), 4096, 7, 2), RootItem(Ref(3, digest(2)), 4096, 7, 2)
+    refuses(decode_root, [encode_root(IndexRoot()), encode_root(IndexRoot((item, other), ((2, b"x"),)))], encode_root)
+    with pytest.raises(FormatError, match="a segment twice"):
+        joined(IndexRoot((item, other, item._replace(size=5))), lambda _: b"")
     with pytest.raises(FormatError, match="segments"):
         decode_root(b"\1" + b"\xff" * 200)
 
