@@ -55,10 +55,8 @@ def earlier(config: Config) -> tuple[Earlier, ...]:
 
 
 def _with_earlier(config: Config, items: Sequence[Earlier]) -> Config:
-    tags = {t: data for t, data in config.tags if t != EARLIER_TAG}
-    if items:
-        tags[EARLIER_TAG] = _encode(items)
-    return replace(config, tags=tuple(sorted(tags.items())))
+    """The same with these earlier mappings, one at least, in the place of those that it lists."""
+    return replace(config, tags=tuple(sorted({**dict(config.tags), EARLIER_TAG: _encode(items)}.items())))
 
 
 def _encode(items: Iterable[Earlier]) -> bytes:

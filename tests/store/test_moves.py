@@ -272,3 +272,122 @@ def test_a_change_moves_what_it_must_and_one_point_at_most(every: int) -> None:
         looked_at = range(0, PARTITIONS, every)
         moved = sum(len(places.receivers(p.to_bytes(8, "big"))) for p in looked_at) / len(looked_at)
         assert moved <= ideal + 0.01, (case, n, moved, ideal)
+
+
+# --- the rules one by one
+
+
+def three() -> Config:
+    return config_of([entry(1 << 30) for _ in range(3)])
+
+
+def grown(config: Config, at: int = 0, by: int = 4) -> Config:
+    """The same with one backend that has more weight, and so gets packs of the others."""
+    entries = list(config.backends)
+    entries[at] = replace(entries[at], capacity_bytes=entries[at].capacity_bytes * by)
+    return config.with_backends(entries)
+
+
+def test_a_backend_that_holds_nothing_is_in_no_earlier_mapping() -> None:
+    """One may vote and store no packs: it has no storage id, needs none, and is no place."""
+    config = three()
+    voter = replace(entry(1 << 30), storage=())
+    config = config.with_backends([*config.backends, voter])
+    [item] = moves.earlier(moves.trimmed(config))
+    assert {t.backend_id for t in item.targets} == {b.backend_id for b in config.backends} - {voter.backend_id}
+    assert voter.backend_id not in moves.fresh(config, grown(config), config)
+
+
+def test_trims_of_many_backends_fit_into_a_tag() -> None:
+    config = config_of([entry(1 << 30) for _ in range(100)])
+    for _ in range(moves.EARLIER_MAX):
+        config = moves.trimmed(config)
+    data = dict(config.tags)[moves.EARLIER_TAG]
+    assert len(data) <= moves.TAG_BYTES_MAX
+    items = moves.earlier(config)
+    assert [bool(item.copies) for item in items] == [False, *[True] * (len(items) - 1)]
+    assert len(items) == moves.TAG_BYTES_MAX // len(moves._encode(items[:1]))
+
+
+def test_what_the_trims_were_says_nothing_of_merges() -> None:
+    """A record of a scrub holds as long as the storage ids that count are the same: a merge changes none."""
+    config = moves.trimmed(three())
+    assert moves.trims(config) != b""
+    assert moves.trims(moves.merged(config, grown(config))) == moves.trims(config)
+    assert moves.trims(moves.merged(three(), grown(three()))) == b""
+
+
+def test_who_removes_a_backend_says_what_becomes_of_it() -> None:
+    config = three()
+    a, b = (x.backend_id for x in config.backends[:2])
+    left = moves.removing(config, a, emptied=True)
+    assert [x.backend_id for x in left.backends] == [x.backend_id for x in config.backends[1:]]
+    assert moves.to_empty(left) == {a}
+    both = moves.removing(left, b, emptied=True)
+    assert moves.to_empty(both) == {a, b}
+    assert moves.to_empty(moves.removing(both, a)) == {b}, "it is said anew, and no longer so"
+    assert dict(moves.removing(left, a).tags).keys() == dict(config.tags).keys(), "a note of nobody is none"
+
+
+def test_so_many_changes_are_merged_into_one_and_trims_do_not_count() -> None:
+    config = three()
+    for _ in range(moves.MERGED_MAX + 1):
+        config = moves.trimmed(config)
+    for number in range(moves.MERGED_MAX):
+        assert moves.may_merge(config), number
+        config = moves.merged(config, grown(config, number % 3))
+    assert not moves.may_merge(config)
+
+
+def test_no_change_is_merged_where_its_tag_may_have_no_room() -> None:
+    config = config_of([entry(1 << 30) for _ in range(250)])
+    fits = 0
+    while moves.may_merge(config):
+        config, fits = moves.merged(config, grown(config)), fits + 1
+    assert 0 < fits < moves.MERGED_MAX
+    assert len(dict(config.tags)[moves.EARLIER_TAG]) <= moves.TAG_BYTES_MAX
+
+
+def test_a_backend_whose_newest_id_an_old_trim_cut_needs_another() -> None:
+    """Of trims that were folded into one it is not known what they placed where: no id of then counts any more."""
+    config = three()
+    for _ in range(moves.EARLIER_MAX):
+        config = moves.trimmed(config)
+    assert moves.fresh(config, config) == set(), "each trim is known by itself"
+    config = moves.trimmed(config)
+    assert moves.fresh(config, config) == {b.backend_id for b in config.backends}
+    newer = config.with_backends(
+        [replace(b, storage=(*b.storage, store())) if n else b for n, b in enumerate(config.backends)]
+    )
+    assert moves.fresh(newer, newer) == {config.backends[0].backend_id}
+
+
+def test_an_id_that_came_in_the_course_of_a_change_serves_what_is_merged_into_it() -> None:
+    before = three()
+    gained = before.backends[0].backend_id
+    old = grown(before).with_backends(
+        [replace(b, storage=(*b.storage, store())) if b.backend_id == gained else b for b in grown(before).backends]
+    )
+    new = grown(old)
+    assert moves.fresh(old, new) == {gained}
+    assert moves.fresh(old, new, before) == set()
+    assert moves.fresh(old, new, old) == {gained}, "that id was there before"
+
+
+def test_packs_are_read_where_merged_changes_had_them_and_not_where_trims_had() -> None:
+    first = three()
+    second = grown(first, 0, 64)
+    names = [random.Random(i).randbytes(32) for i in range(100)]
+    still, moved = Places(second, first), Places(second, None)
+    assert any(still.is_displaced(n) for n in names)
+    assert not any(moved.is_displaced(n) or moved.had(n) or moved.givers(n) for n in names)
+    after_trim = Places(moves.trimmed(second), None)
+    assert not any(after_trim.is_displaced(n) for n in names)
+    third = moves.merged(second, grown(second, 1, 64))
+    merged = Places(third, None)
+    assert any(merged.is_displaced(n) for n in names)
+    for n in names:
+        now, had = set(merged.primary(n)), placement_of(second).primary(n)
+        assert merged.had(n) == had
+        assert merged.givers(n) == [i for i in had if i not in now]
+        assert merged.receivers(n) == [i for i in merged.primary(n) if i not in had]
