@@ -241,10 +241,6 @@ class Cursor:
 
     recipient = partialmethod(public, 32)
 
-    def end(self) -> None:
-        """Refuses what stands behind the last field."""
-        require(self.at == len(self.data), f"{self.what} has more bytes than fields")
-
 
 def read(spec: str, data: bytes, what: str, context: str = "", signer: Any = lambda record: record.chain[-1]) -> Record:
     """The fields of a whole record, its `raw` bytes and their `hash`. `context`: of the signature that ends it, if one
@@ -254,7 +250,7 @@ def read(spec: str, data: bytes, what: str, context: str = "", signer: Any = lam
     record.raw, record.hash = data, sha256(data)
     if context:
         verify(signer(record), context, c.here(), c.take(64))
-    c.end()
+    require(c.at == len(data), f"{what} has more bytes than fields")
     return record
 
 
@@ -342,6 +338,7 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
 
 
 read_state = partial(read, STATE, what="a state")  # (8)
+read_ring = partial(read, RING, what="a keyring", context="keyring 1", signer=lambda ring: ring.chain[-2:][0])  # (4)
 
 
 def follows(state: Record, base: Record) -> bool:
@@ -379,9 +376,6 @@ def open_slot(slot: Record, secret: bytes) -> Record:
     opened = read("key:b16 ns_id:32 name:t16 tags:tags", content, "a key slot")
     require(hkdf(opened.key, b"", "slot id") == slot.recipient[1], "a key slot has another key than it says")
     return opened
-
-
-read_ring = partial(read, RING, what="a keyring", context="keyring 1", signer=lambda ring: ring.chain[-2:][0])  # (4)
 
 
 def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
@@ -1104,8 +1098,8 @@ class Contents:
             c = Cursor(self.object(DIR, node_id), "a directory")
             node = c.fields("format:format level:u8 children:?level(rows:32*(name:b16 id:32)!)")
             rows = node.children.rows if node.level else [read_dir_entry(c) for _ in range(c.one("u32"))]
-            c.end()
-            require(node.level < above and (above == 8 or rows), "a directory contradicts itself")
+            whole = c.at == len(c.data) and node.level < above
+            require(whole and (above == 8 or rows), "a directory contradicts itself, or has more bytes than fields")
             if node.level:
                 stack += [(child.id, node.level) for child in reversed(rows)]
             else:
