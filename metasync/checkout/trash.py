@@ -73,13 +73,15 @@ def settle(
     hash_file: Callable[[int], bytes],
     version: int = 0,
     origin: Origin = UNNAMED,
+    keep_ns: int = 0,
 ) -> list[Conflict]:
     """Drops, brings back or keeps some of the replaced files, each after ten quiet minutes; -> new conflicts.
 
     `now_ns`: the file system's own clock (`WorkTree.clock_ns`). `hash_file(fd)` gives the keyed hash of a content;
     `known(content, size, path)` whether a decided version holds it (the content of a symlink is its target). A known
     content is dropped. An unknown one that was written late comes back as a conflict copy, on record. Any other stays.
-    `origin`: see `Plan`. Work per call is bounded; the next call goes on where this one ended.
+    `origin`: see `Plan`. `keep_ns`: a known content stays for so long, too. Work per call is bounded; the next call
+    goes on where this one ended.
     """
     records = db.records(REPLACED)
     if not records:
@@ -87,7 +89,7 @@ def settle(
     tree.forget()
     cursor = db.get(CURSOR_KEY) or 0
     ordered = [r for r in records if r.n >= cursor] + [r for r in records if r.n < cursor]
-    work = _Settling(tree, db, now_ns, known, hash_file, version, origin)
+    work = _Settling(tree, db, now_ns, known, hash_file, version, origin, keep_ns)
     for record in ordered[:SETTLE_FILES_MAX]:
         if work.bytes_hashed >= SETTLE_BYTES_MAX:
             break
@@ -111,6 +113,7 @@ class _Settling:
     hash_file: Callable[[int], bytes]
     version: int
     origin: Origin
+    keep_ns: int
     bytes_hashed: int = 0
     gone: list[int] = field(default_factory=list)
     hashed: list[ReplacedFile] = field(default_factory=list)
@@ -134,8 +137,9 @@ class _Settling:
         if content is None:
             return
         if self.known(content, st.st_size, record.path):
-            self.disk.unlink(name, self.directory)
-            self.gone.append(record.n)
+            if max(st.st_mtime_ns, st.st_ctime_ns) <= self.now_ns - self.keep_ns:
+                self.disk.unlink(name, self.directory)
+                self.gone.append(record.n)
         elif content != record.content:
             self.bring_back(record, name)
 

@@ -103,6 +103,10 @@ def config_set(options: Options, key: str, value: str) -> None:
     base-cache-mb          megabytes of old chunks kept here at most, for changes of files; 2048 unless set, 0: none
     scrub.days             so many days until every copy was read, where a store tells no digests (docs/howto/repair.md)
     special-modes          on: set-id and sticky bits of what others pushed are set here too (docs/howto/limits.md)
+    daemon.quiet, daemon.delta, daemon.longest   the daemon pushes when nothing changed for so long (5s), or so much
+                           is to be sent (250k), or a change has waited for so long (30s)
+    daemon.ask             it asks for news of other devices about so often while nothing happens: 60s
+    daemon.trash           so many days what pulls replace or delete here stays in .metasync/replaced; 0 unless set
     upkeep                 how long a push may move, mend and check data when its own work is done: 2s, off
     notify.desktop, .webhook, .command, .after   how the daemon tells you of problems (docs/howto/notices.md)
     daemon.broker          a broker by which devices hear of news at once (docs/howto/on-a-server.md)

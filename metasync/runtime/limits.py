@@ -9,6 +9,11 @@
     cache-mb             megabytes of directories, history and agreed records that are kept at most
     base-cache-mb        megabytes of old chunks that are kept at most, to store changes of large files as deltas
     scrub.days           within so many days every copy is read where a store tells no digests; 0: none is
+    daemon.quiet         the daemon pushes when nothing changed for so long; 5s
+    daemon.delta         or when a push would send so much; 250k
+    daemon.longest       or when a change has waited for so long; 30s
+    daemon.ask           it asks for news of others about so often while nothing happens; 60s
+    daemon.trash         what pulls replaced or deleted here stays in .metasync/replaced for so many days; 0
     special-modes        `on`: set-id and sticky bits of what others pushed are set here too
     notify.*, daemon.*   what the daemon tells and hears: `daemon_keys`
 
@@ -40,14 +45,22 @@ CACHE_MB_LEAST: Final = 64
 BASE_CACHE: Final = "base-cache-mb"
 SCRUB_DAYS: Final = "scrub.days"
 SCRUB_DAYS_MOST: Final = 3650
+QUIET: Final = "daemon.quiet"
+DELTA: Final = "daemon.delta"
+LONGEST: Final = "daemon.longest"
+ASK: Final = "daemon.ask"
+TRASH: Final = "daemon.trash"
+TRASH_DAYS_MOST: Final = 3650
+SPANS: Final = {QUIET: (1.0, 600.0), LONGEST: (1.0, 3600.0), ASK: (10.0, 86_400.0)}  # seconds, least and most
 NUMBERS: Final = {
     "nice": (0, NICE_MOST),
     "durability": (1, COPIES_MOST),
     CACHE: (CACHE_MB_LEAST, 1 << 20),
     BASE_CACHE: (0, 1 << 20),
     SCRUB_DAYS: (0, SCRUB_DAYS_MOST),
+    TRASH: (0, TRASH_DAYS_MOST),
 }
-EXAMPLES: Final = {"nice": 4, "durability": 1, CACHE: 512, BASE_CACHE: 2048, SCRUB_DAYS: 90}
+EXAMPLES: Final = {"nice": 4, "durability": 1, CACHE: 512, BASE_CACHE: 2048, SCRUB_DAYS: 90, TRASH: 30}
 SPECIAL_MODES: Final = "special-modes"
 UPKEEP: Final = "upkeep"
 ON, OFF = "on", "off"
@@ -73,7 +86,8 @@ DAEMON_KEYS: Final = (
 
 KEYS_STEP: Final = (
     "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
-    f"cache-mb, base-cache-mb, scrub.days, special-modes, upkeep, {', '.join(DAEMON_KEYS)}."
+    "cache-mb, base-cache-mb, scrub.days, special-modes, upkeep, daemon.quiet, daemon.delta, daemon.longest, "
+    f"daemon.ask, daemon.trash, {', '.join(DAEMON_KEYS)}."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
@@ -176,9 +190,23 @@ def parse_duration(text: str) -> float:
     return float(seconds)
 
 
+def parse_size(text: str) -> float:
+    """Bytes of `250k` or `2M`, as a rate is written. `UsageError` for another form, and for none."""
+    size = parse_rate(text)
+    if size is None:
+        raise UsageError(f"not a size: {text.strip()[:40]!r}", next_step="Write 250k or 2M, say.")
+    return size
+
+
+def _span(key: str, text: str) -> None:
+    least, most = SPANS[key]
+    if not least <= parse_duration(text) <= most:
+        raise UsageError(f"{key} lasts from {least:g} to {most:g} seconds, not {text.strip()[:40]!r}")
+
+
 def check_key(key: str) -> None:
     """`UsageError` if there is no such setting."""
-    if key not in (*NUMBERS, SPECIAL_MODES, UPKEEP, *DAEMON_KEYS) and _KEY.fullmatch(key) is None:
+    if key not in (*NUMBERS, *SPANS, DELTA, SPECIAL_MODES, UPKEEP, *DAEMON_KEYS) and _KEY.fullmatch(key) is None:
         raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
 
 
@@ -194,6 +222,10 @@ def check(key: str, value: str) -> None:
     elif key == UPKEEP:
         if value != OFF:
             parse_duration(value)
+    elif key in SPANS:
+        _span(key, value)
+    elif key == DELTA:
+        parse_size(value)
     elif key in DAEMON_KEYS:
         from metasync.runtime.daemon_keys import AFTER, CHECKS
 
@@ -220,7 +252,7 @@ def understood(values: Mapping[str, str]) -> Limits:
     for key, value in values.items():
         check(key, value)
         match = _KEY.fullmatch(key)
-        if key in (SPECIAL_MODES, UPKEEP, *DAEMON_KEYS):
+        if key in (SPECIAL_MODES, UPKEEP, DELTA, *SPANS, *DAEMON_KEYS):
             continue
         if match is None:
             numbers[key] = int(value)

@@ -27,9 +27,9 @@ from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, 
 from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.runtime.effects import Task, together
 from metasync.runtime.threads import Rest, UnderWay
+from metasync.session.around import Around
 from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest, told
 from metasync.worktree.fs_probe import rules_of
-from metasync.worktree.hints import Hinting, anywhere
 from metasync.worktree.tree import WorkTree
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Session:
     tried      backends where this operation tried to put the ballast back
     """
 
-    def __init__(self, connections: Connections, tree: WorkTree, listener: Listener, hints: Hinting) -> None:
+    def __init__(self, connections: Connections, tree: WorkTree, listener: Listener, around: Around) -> None:
         self.connections = connections
         self.directory, self.db = connections.directory, connections.db
         self.tree, self.listener = tree, listener
@@ -101,7 +101,7 @@ class Session:
         self.tried: set[str] = set()
         self.others_wait: Callable[[], bool] = lambda: False  # whether another operation waits for the folder's lock
         self.check: Callable[[], None] = lambda: None  # to be called while something else is waited for: may end it all
-        self.hints = hints  # where the folder may have changed since its last scan
+        self.around = around
         self.recalled = False  # whether the agreement has been told of the states that are kept here
         self._along: dict[bytes, bytes] = {}  # of `Contents`
         self._loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
@@ -372,7 +372,7 @@ class Operations:
         self.settings_path = connections.directory / STATE_DIR / settings.FILE
         self._governor: settings.Governor | None = None
         self._closed = self._is_given_back = False
-        self.hints: Hinting = anywhere  # of whoever watches the folder: asked before each walk
+        self.around = Around()
         self.upkeep: Callable[[], None] = lambda: None  # what a push does at its end, where there is anything to do
         self._giving_back = threading.RLock()
         self._rest = Rest(connections.machine.rests_after_s, lambda: connections.rest(self._under_way))
@@ -430,7 +430,7 @@ class Operations:
             tree.sets_special = cache(lambda: settings.is_on(self.settings_path, "special-modes"))
             tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))
             try:
-                s = Session(c, tree, self.tell, self.hints)
+                s = Session(c, tree, self.tell, self.around)
                 s.check = self._under_way.check
                 s.runtime.listen(self._on_event)
                 s.runtime.check = s.check
@@ -446,7 +446,7 @@ class Operations:
 
             def wanted() -> bool:
                 s.check()
-                return lock.wanted()
+                return self.around.waits() or lock.wanted()
 
             s.others_wait = wanted
             self.connections.guard.tell(s.config, self.tell)

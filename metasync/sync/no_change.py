@@ -63,16 +63,19 @@ def may_be(s: Session) -> bool:
 def push(s: Session, look: Callable[[], State] | None) -> PushReport | Begun:
     """What a push reports that finds nothing changed, here or elsewhere; else what it is to go on with.
 
-    `look` is under way, and waited for where nothing has changed here; None: begun then. `NoQuorumError`.
+    `look` is under way, and waited for where nothing has changed here; None: begun then. `NoQuorumError`. Where the
+    program looks for news by itself (`Session.around`), nobody is asked.
     """
     base = s.base_state()
     root = _tree_root(s, base)
     if root is None or not _is_in(s, base):
         return Begun(look, None)
     s.listener(Phase("scan"))
-    walk = walk_index(s.tree, s.db, root, s.hints())
+    walk = walk_index(s.tree, s.db, root, s.around.hints())
     if walk is None or not walk.is_quiet:
         return Begun(look, walk)
+    if s.around.looks:
+        return PushReport(None, Changes())
     if (agreement.ask_newest(s) if look is None else agreement.told(s, look)).hash != base.hash:
         return Begun(look, walk)
     return PushReport(None, Changes(), down=dict(s.down))

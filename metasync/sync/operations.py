@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from metasync.errors import DamagedError
 from metasync.events import Notice
+from metasync.local import settings
 from metasync.local.lock import GiveWay, Turns
 from metasync.local.state_keys import (
     AGREED_MARK,
@@ -28,6 +29,7 @@ from metasync.local.state_keys import (
     Conflict,
 )
 from metasync.session import agreement
+from metasync.session.folder import STATE_DIR
 from metasync.session.session import Operations, Session
 from metasync.sync import no_change
 
@@ -91,6 +93,7 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
             break
         except GiveWay as way:
             work.tell(Notice("another operation in this folder goes first; this push goes on after it"))
+            work.around.let_in()
             with work.locked("push", first=False):
                 way.save()
                 work.connections.close()  # what they know may be old by now
@@ -118,10 +121,13 @@ def _push(
     with work.begun("push", first=first) as s, contextlib.ExitStack() as stack:
         begun, is_quiet = None, no_change.may_be(s)
         if is_quiet and not dry_run and durability is None:
-            look = None if agreement.need_not_ask(s) else stack.enter_context(agreement.looking(s))
+            asks = not agreement.need_not_ask(s)
+            look = stack.enter_context(agreement.looking(s)) if asks and not work.around.looks else None
             found = no_change.push(s, look)
             if not isinstance(found, no_change.Begun):
                 return found
+            if asks and look is None:
+                found = found._replace(look=stack.enter_context(agreement.looking(s)))
             begun = found
         if not is_quiet:
             finish(s)
@@ -185,6 +191,7 @@ def settle_replaced(s: Session) -> list[Conflict]:
     if not s.db.records(REPLACED):
         return []
     from metasync.checkout.trash import settle
+    from metasync.runtime.limits import TRASH
     from metasync.sync import sides
 
     agreed = s.base()
@@ -204,4 +211,6 @@ def settle_replaced(s: Session) -> list[Conflict]:
             hasher.update(piece)
         return hasher.digest()
 
-    return settle(s.tree, s.db, s.tree.clock_ns(), known, hash_file, agreed.state.v, sides.origin(s))
+    kept_days = settings.read(s.directory / STATE_DIR / settings.FILE).values.get(TRASH, "0")
+    keep_ns = int(kept_days) * DAY_S * 10**9
+    return settle(s.tree, s.db, s.tree.clock_ns(), known, hash_file, agreed.state.v, sides.origin(s), keep_ns)

@@ -257,7 +257,7 @@ def _room_warning(count: int, size: int) -> list[str]:
 def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents, ingest: Ingest) -> _Looked:
     """Scans the folder. The rows of the scan are stored: they are true of the disk, whatever becomes of the merge."""
     s.listener(Phase("scan"))
-    walked = walk_index(s.tree, s.db, base.tree_root, s.hints())
+    walked = walk_index(s.tree, s.db, base.tree_root, s.around.hints())
     is_settled = walked is not None
     seen = scan(walked or walk_folder(s.tree, s.db, s.flat(base, contents)), ingest)
     sides.mark(s, seen)

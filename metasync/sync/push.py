@@ -244,7 +244,7 @@ class _Push:
         walked, self.walked = self.walked, None
         if walked is None:
             s.listener(Phase("scan"))
-            walked = walk(s, base, s.hints())
+            walked = walk(s, base, s.around.hints())
         joins = not agreement.is_in(s, base.devices)
         staged = s.db.get(KEPT_KEY) or b""  # id of the snapshot of what merges replaced
         if walked.is_quiet and self.packing.upload is None and not staged and not joins:

@@ -89,7 +89,7 @@ def walk(s: Session, base: Agreed, hints: Hints = ALL) -> Walk:
 
 def scan_folder(s: Session, walked: Walk, ingest: Ingest, reading: Reading | None = None) -> Here:
     """Scans what a walk has found to differ, and reads it."""
-    seen = scan(walked, ingest, reading)
+    seen = scan(walked, ingest, reading, s.around.growing())
     if s.db.count_records(CONFLICTS):
         from metasync.sync import sides
 

@@ -152,6 +152,11 @@ def unpack_entry(data: bytes) -> Entry:
     return unpack_row(data).entry
 
 
+def size_in(data: bytes) -> int:
+    """The size that the file of a packed row had on the disk."""
+    return int(_STAT.unpack_from(data, _STAT_AT.start)[2])
+
+
 def is_packed_file(data: bytes, st: os.stat_result) -> bool:
     """Whether this stat proves that a file or symlink has the content of a packed row. Does not unpack it."""
     return data[20:64] == _pack_stat(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat as stat_
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,16 +123,17 @@ class Scan:
         return sorted(p for p, e in self.base.items() if e.kind is not Kind.DIR and self.ignores(p))
 
 
-def scan(found: Walk, ingest: Ingest, reading: Reading | None = None) -> Scan:
+def scan(found: Walk, ingest: Ingest, reading: Reading | None = None, growing: Container[bytes] = frozenset()) -> Scan:
     """Reads what a walk found new or changed, and judges what it did not find. `WorkspaceError`: the root is gone.
 
     Nothing is written to the tree, and no row: the caller stores the scan (`store_scan`), in the transaction that
-    stages what was ingested, or not at all. `ingest` keeps contents or only hashes them (`status`).
+    stages what was ingested, or not at all. `ingest` keeps contents or only hashes them (`status`). `growing`: files
+    that count as busy and are not read.
     """
     found.work.forget()
     if found.is_settled:  # rows of what differs may be written before the base is asked for the last time
         found.base.put.update((path, unpack_row(row).entry) for path, row in found.rows.items() if path)
-    work = _Scanner(found, ingest, found.work.clock_ns())
+    work = _Scanner(found, ingest, found.work.clock_ns(), growing)
     unread = found.unread
     if reading is not None:
         reading.begins(unread.size_bytes, len(unread))
@@ -159,7 +160,7 @@ class _Vanished(Exception):  # noqa: N818  a signal, not an error
 class _Scanner:
     """The state of one scan. Its stages run in order: read, miss, empty."""
 
-    def __init__(self, found: Walk, ingest: Ingest, stamp_ns: int) -> None:
+    def __init__(self, found: Walk, ingest: Ingest, stamp_ns: int, growing: Container[bytes]) -> None:
         self.found = found
         self.work = found.work
         self.disk = found.work.disk
@@ -167,6 +168,7 @@ class _Scanner:
         self.tree = found.tree
         self.ingest = ingest
         self.stamp_ns = stamp_ns
+        self.growing = growing
         self.waiting = {path for path, why in found.db.unplaced().items() if why.startswith(NO_ROOM)}
         self.out = Scan(
             found.tree,
@@ -187,6 +189,10 @@ class _Scanner:
         for path, is_link, seen in self.found.unread:
             if path in self.waiting and path in self.base:
                 out.skipped.append(Noted(path, WAITS))
+                self.block(path)
+                continue
+            if path in self.growing:
+                out.busy.append(path)
                 self.block(path)
                 continue
             row = self.found.row(path) if path in self.found.rows else None

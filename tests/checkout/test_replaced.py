@@ -333,3 +333,20 @@ def test_a_file_that_was_never_read_is_read_though_its_times_are_zero(tmp_path: 
         disk.armed = True
         assert settle(work.tree, work.db, now, lambda *args: False, lambda fd: digest(os.read(fd, 100))) == []
         assert kept(work) == [b"old a"]
+
+
+def test_what_is_known_stays_for_the_time_that_the_user_sets(work: Workspace) -> None:
+    replace_all(work)
+    known = {digest(data) for data in (b"old a", b"old b", b"old c")} | {b"x"}
+
+    def settle_in(later_ns: int) -> None:
+        now = work.tree.clock_ns() + later_ns
+        settle(work.tree, work.db, now, lambda c, _n, _p: c in known, lambda fd: digest(os.read(fd, 99)), keep_ns=week)
+
+    week = 7 * 86_400 * 10**9
+    before = kept(work)
+    assert before
+    settle_in(week - QUIET_NS)
+    assert kept(work) == before
+    settle_in(week + QUIET_NS)
+    assert kept(work) == []

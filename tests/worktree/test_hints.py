@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from effort import first
-from test_merge_walk import ROOT, RULES, Settled, edit, some_tree, untimed
+from walk_kit import ROOT, RULES, Settled, both, edit, is_same, some_tree
 from workdir import ingest, write
 
 from metasync.local.state_keys import RULES_KEY
@@ -18,7 +18,7 @@ from metasync.worktree.hints import ALL, Hints, Route, Way
 from metasync.worktree.merge_walk import Walk, walk_index
 from metasync.worktree.names import MACOS
 from metasync.worktree.overlay import changed
-from metasync.worktree.scan import Scan, scan, store_scan
+from metasync.worktree.scan import scan, store_scan
 
 Seen = dict[bytes, tuple[int, ...]]
 
@@ -49,31 +49,6 @@ def hints_between(before: Seen, after: Seen, *, moved: bool = True) -> Hints:
     differing = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     came = {p for p in differing if len(after.get(p, ())) == 2 and before.get(p, (0, 0))[1] != after[p][1]}
     return Hints({os.path.dirname(path) for path in differing}, came if moved else set())
-
-
-def both(work: Settled, hints: Hints) -> tuple[Scan, Scan]:
-    """What a scan of everything finds, and one by hints."""
-    found = []
-    for some in (ALL, hints):
-        walked = walk_index(work.tree, work.db, ROOT, some)
-        assert walked is not None
-        found.append(scan(walked, ingest))
-    return found[0], found[1]
-
-
-def is_same(whole: Scan, found: Scan) -> None:
-    assert dict(found.tree) == dict(whole.tree)
-    assert sorted(changed(found.tree)) == sorted(changed(whole.tree))
-    assert dict(found.base) == dict(whole.base)
-    for kind in ("delete_rows", "deleted", "forgotten", "missing"):
-        assert getattr(found, kind) == getattr(whole, kind), kind
-    for kind in ("skipped", "ignored", "warnings", "busy", "unreadable"):
-        assert set(getattr(found, kind)) <= set(getattr(whole, kind)), kind
-    rows = untimed(whole.put_rows)
-    assert untimed(found.put_rows).items() <= rows.items()
-    left = rows.keys() - found.put_rows.keys()  # rows that came to be trusted: their entries stay
-    assert all(not path or rows[path].entry == found.base[path] for path in left)
-    assert found.rules == whole.rules
 
 
 @pytest.mark.parametrize("seed", first(25, range(600)))

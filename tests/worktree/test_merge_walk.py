@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from effort import first
-from workdir import DIR, QuietDisk, Workspace, digest, entry, ingest, write
+from walk_kit import ROOT, RULES, Settled, edit, some_tree, untimed
+from workdir import DIR, QuietDisk, digest, entry, ingest, write
 
 from metasync.local.state import State
 from metasync.local.state_keys import RULES_KEY, TREE_KEY
@@ -21,61 +22,9 @@ from metasync.worktree import index
 from metasync.worktree.ignore import Ruling, parse
 from metasync.worktree.ignore_files import load_texts
 from metasync.worktree.index import Row, load_rows, store_rows
-from metasync.worktree.merge_walk import Walk, walk_folder, walk_index
-from metasync.worktree.overlay import changed, note_index_of
+from metasync.worktree.merge_walk import walk_folder, walk_index
+from metasync.worktree.overlay import changed
 from metasync.worktree.scan import Scan, scan, store_scan
-
-ROOT = b"\7" * 32
-RULES = b".metasyncignore"
-# "-" and "." come before "/" and "0" behind it: directories lie between their own name and what is in them.
-NAMES = [
-    "a",
-    "a-",
-    "a.b",
-    "a0",
-    "b",
-    "B",
-    ".hidden",
-    "Two",
-    "~x",
-    "ä",
-    "z",
-    "x.o",
-    ".DS_Store",
-    "~$a",
-    "a.conflict-z-20261122",
-]
-PATTERNS = b"a *.o b/ /a !a a/b **/z z/* * !.* B/ !x.o ~x a-/ [0".split()
-
-
-class Settled(Workspace):
-    """A workspace whose rows are noted as the agreed tree."""
-
-    def settle(self) -> None:
-        found = self.scan_past()
-        self.agree(found)
-        assert self.db.get(TREE_KEY) == ROOT
-
-    def agree(self, found: Scan) -> None:
-        """What a push of this scan does."""
-        self.base = dict(found.tree)
-        self.db.delete_rows([p for p in found.deleted if p not in found.tree])
-        note_index_of(self.db, ROOT, found.tree, None)
-
-    def both(self) -> tuple[Scan, Scan]:
-        """What a scan finds that is given the agreed tree, and one that takes it from the index."""
-        whole = scan(walk_folder(self.tree, self.db, self.base), ingest)
-        walked = walk_index(self.tree, self.db, ROOT)
-        assert walked is not None
-        found = scan(walked, ingest)
-        assert dict(found.base) == self.base
-        assert len(found.base) == len(self.base)
-        return whole, found
-
-    def walk(self) -> Walk:
-        found = walk_index(self.tree, self.db, ROOT)
-        assert found is not None
-        return found
 
 
 @pytest.fixture
@@ -99,82 +48,6 @@ def same(whole: Scan, found: Scan) -> None:
     assert found.held() == whole.held()
     assert found.rules == whole.rules
     assert found.files_read == whole.files_read
-
-
-def untimed(rows: Any) -> dict[bytes, Row]:
-    return {path: row._replace(trusted=True) for path, row in rows.items()}
-
-
-# ---- trees and edits
-
-
-def some_tree(rng: random.Random, root: Path, depth: int = 3, rules: float = 0.0) -> None:
-    for name in rng.sample(NAMES, rng.randint(0, 7)):
-        at = root / name
-        if depth and rng.random() < 0.45:
-            at.mkdir()
-            some_tree(rng, at, depth - 1, rules)
-        elif rng.random() < 0.15:
-            at.symlink_to("target")
-        else:
-            at.write_bytes(rng.randbytes(3))
-    if rng.random() < rules:
-        some_rules(rng, root)
-
-
-def some_rules(rng: random.Random, inside: Path) -> None:
-    (inside / os.fsdecode(RULES)).write_bytes(b"\n".join(rng.sample(PATTERNS, rng.randint(0, 3))))
-
-
-def edit(rng: random.Random, root: Path, rules: float = 0.0) -> None:
-    """One change somewhere."""
-    places = [Path(d) for d, _, _ in os.walk(root) if ".metasync" not in Path(d).parts]
-    inside = rng.choice(places)
-    here = [p for p in sorted(inside.iterdir()) if p.name != ".metasync"]
-    kind = rng.randrange(9)
-    at = rng.choice(here) if here else None
-    if at is not None and at.name == os.fsdecode(RULES):
-        kind = 1
-    if rng.random() < rules:
-        some_rules(rng, inside)
-    elif rng.random() < rules / 5 and inside != root:
-        (inside / ".metasync").mkdir(exist_ok=True)
-    elif kind == 0 or at is None:
-        new = inside / rng.choice([*NAMES, "new", "c"])
-        if not os.path.lexists(new):
-            if rng.random() < 0.5:
-                new.mkdir()
-                some_tree(rng, new, 1, rules)
-            else:
-                new.write_bytes(b"new")
-    elif kind == 1:
-        remove(at)
-    elif kind == 2 and at.is_file() and not at.is_symlink():  # as many bytes, and the mtime put back
-        st = at.stat()
-        at.write_bytes(rng.randbytes(st.st_size))
-        os.utime(at, ns=(st.st_atime_ns, st.st_mtime_ns))
-    elif kind == 3 and not at.is_symlink():
-        at.chmod(0o700 if at.is_dir() else 0o600)
-    elif kind == 4:
-        at.rename(inside / "moved") if not os.path.lexists(inside / "moved") else None
-    elif kind == 5:
-        remove(at)
-        at.mkdir()
-        some_tree(rng, at, 1, rules)
-    elif kind == 6:
-        remove(at)
-        at.write_bytes(b"a file now")
-    elif kind == 7:
-        remove(at)
-        at.symlink_to("elsewhere")
-    elif kind == 8 and at.is_dir() and not at.is_symlink():  # the same names in another directory
-        shutil.copytree(at, inside / "copy", symlinks=True, dirs_exist_ok=True)
-        remove(at)
-        (inside / "copy").rename(at)
-
-
-def remove(at: Path) -> None:
-    shutil.rmtree(at) if at.is_dir() and not at.is_symlink() else at.unlink()
 
 
 # ---- the naive reference

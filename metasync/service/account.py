@@ -1,0 +1,156 @@
+"""What a keeper tells of its workspace: one state, kept up to date, and told at most four times a second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from metasync.events import Event, Phase, Progress, Transferred
+from metasync.local.state_keys import Conflict
+from metasync.reports.service import Activity, Doing, Line, Problem, WorkspaceState
+from metasync.reports.sync import PullReport
+from metasync.service import problems as told
+from metasync.service.problems import Problems
+
+log = logging.getLogger(__name__)
+TELL_S: Final = 0.25
+UNPLACED_MAX: Final = 20  # paths that are told one by one
+
+
+class Account:
+    """The state of one workspace. Thread-safe. `clock` never goes back, `wall` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        directory: Path,
+        tell: Callable[[WorkspaceState], None],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._directory, self._tell, self._clock, self._wall = directory, tell, clock, wall
+        self._lock = threading.RLock()
+        self._problems = Problems()
+        self._lines: dict[str, Line] = {}
+        self._told_at: float | None = None
+        self.tell_at: float | None = None  # when something is to be told that was held back
+        self._state = WorkspaceState(str(directory), directory.name, "starting", wall())
+
+    @property
+    def state(self) -> WorkspaceState:
+        with self._lock:
+            return self._state
+
+    def update(self, **fields: Any) -> None:
+        with self._lock:
+            self._state = replace(self._state, **fields)
+
+    def watched(self, short: Problem | None) -> None:
+        """Whether not all can be watched."""
+        self.only("watch", () if short is None else (replace(short, since_s=self._wall()),))
+
+    def set(self, doing: Doing, why: str = "") -> None:
+        """What it is at; also brings problems and lines up to date, and tells."""
+        with self._lock:
+            if (doing, why) != (self._state.doing, self._state.why):
+                self._state = replace(self._state, doing=doing, why=why, since_s=self._wall(), activity=None)
+            lines = tuple(self._lines[name] for name in sorted(self._lines))
+            self._state = replace(self._state, problems=self._problems.all(), lines=lines)
+        self.tell()
+
+    def tell(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if self._told_at is not None and now - self._told_at < TELL_S:
+                self.tell_at = self._told_at + TELL_S
+                return
+            self._told_at, self.tell_at = now, None
+            state = self._state
+        try:
+            self._tell(state)
+        except Exception:
+            log.exception("a listener of the state raised")
+
+    def hear(self, event: Event) -> None:
+        """Hears of the progress of operations."""
+        with self._lock:
+            if isinstance(event, Transferred):
+                line = self._lines.get(event.backend) or Line(event.backend)
+                up, down = (event.bytes, 0) if event.direction == "up" else (0, event.bytes)
+                self._lines[event.backend] = replace(
+                    line, up_bytes=line.up_bytes + up, down_bytes=line.down_bytes + down, requests=line.requests + 1
+                )
+            elif isinstance(event, Phase):
+                self._state = replace(self._state, activity=Activity(event.name))
+            elif isinstance(event, Progress):
+                self._state = replace(self._state, activity=Activity(event.phase, event.done, event.total, event.unit))
+            else:
+                return
+        self.tell()
+
+    # problems
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        with self._lock:
+            return self._problems.all()
+
+    def failed(self, verb: str, problem: Problem) -> None:
+        """An operation ended with this problem: what it had before is no more. Their keys begin with its name."""
+        with self._lock:
+            if problem.key.startswith(f"{verb}:"):
+                self._problems.only(f"{verb}:", [problem])
+            else:
+                self._problems.put(problem)
+
+    def passed(self, verb: str) -> None:
+        """An operation went well."""
+        with self._lock:
+            for prefix in (f"{verb}:", "open:", told.QUORUM):
+                self._problems.only(prefix, ())
+
+    def only(self, prefix: str, problems: Iterable[Problem]) -> None:
+        with self._lock:
+            self._problems.only(prefix, problems)
+
+    def down(self, reasons: Mapping[str, str]) -> None:
+        """The backends that the last operation did without."""
+        with self._lock:
+            for name, line in self._lines.items():
+                away = reasons.get(name, "")
+                if line.away != away:
+                    self._lines[name] = replace(line, away=away, since_s=self._wall() if away else None)
+        self.only("backend:", (told.of_backend(name, why, self._wall()) for name, why in reasons.items()))
+
+    def back(self, name: str) -> None:
+        """A backend answers."""
+        with self._lock:
+            self._problems.drop(f"backend:{name}")
+            line = self._lines.get(name)
+            if line is not None and line.away:
+                self._lines[name] = replace(line, away="", since_s=None)
+
+    def pulled(self, report: PullReport) -> None:
+        """What a pull could not bring."""
+        wall, step = self._wall(), "Rename it on a device that can hold it."
+        unplaced = ((os.fsdecode(one.path), one.reason) for one in report.unplaced[:UNPLACED_MAX])
+        self.only("unplaced:", (Problem(f"unplaced:{p}", "unplaced", f"{p}: {why}", step, wall) for p, why in unplaced))
+        room = [text for text in report.warnings if "no room" in text]
+        step = "Free some space on this disk."
+        self.only("room", (Problem("room", "space", text, step, wall) for text in room[:1]))
+
+    def conflicts(self, records: Iterable[Conflict]) -> None:
+        """The conflicts whose copies are here."""
+        top, found = os.fsencode(self._directory), []
+        for one in list(records)[: told.PROBLEMS_MAX]:
+            if not os.path.lexists(os.path.join(top, one.copy)):
+                continue
+            path, copy = os.fsdecode(one.path), os.fsdecode(one.copy)
+            text = f"{path}: changed here and elsewhere; the other side is kept as {copy}"
+            step = f"Run: metasync resolve {path} (or use the page), and say which to keep."
+            found.append(Problem(f"conflict:{copy}", "conflict", text, step, self._wall()))
+        self.only("conflict:", found)

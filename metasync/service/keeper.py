@@ -1,0 +1,462 @@
+"""Keeps one workspace in step: watches its folder, pushes what changed, hears of others, pulls.
+
+One thread does one thing at a time, in turns: what a caller asked for, a push that is due, a look for news that is due.
+`batch` and `hearing` say when; the watcher's events make directories dirty, and wake it. A turn that fails leaves a
+problem behind and is taken again after a pause that grows; nothing of it is remembered but what is dirty. So a crash, a
+sleep, another network or a full disk need no code of their own: the next turn finds the world as it is.
+
+A folder that is not there, or lies on another device than it did, is waited for and never taken for emptied. A push
+that a guard stopped is tried again now and then, and done when the user has allowed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError as Cancelled
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from metasync.errors import CancelledError, MetaSyncError, PausedError, WorkspaceError
+from metasync.local import settings as preferences
+from metasync.local.settings import Settings
+from metasync.local.state import LocalDb
+from metasync.local.state_keys import CONFLICTS, NAME_KEY
+from metasync.reports.service import Doing, Problem, WorkspaceState
+from metasync.reports.sync import PullReport, PushReport
+from metasync.runtime.limits import ASK, parse_duration
+from metasync.service import problems as told
+from metasync.service.account import Account
+from metasync.service.batch import Batch, Batching, Pauses
+from metasync.service.changes import Changes
+from metasync.service.hearing import ASK_S, Hearing
+from metasync.service.problems import NEEDS_A_HAND
+from metasync.service.watch import Watching, watch
+from metasync.session import peek
+from metasync.session.connections import Machine
+from metasync.session.folder import DB_FILE, STATE_DIR
+from metasync.workspace import Workspace
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+RESCAN_S: Final = 3600.0  # between walks of everything, for what events do not tell: a write through a memory map
+RESCAN_SHORT_S: Final = 300.0  # where not all directories can be watched
+FOLDER_S: Final = 5.0  # between looks for a folder that is away, and for the end of a pause
+STUCK_S: Final = 3600.0  # between attempts at what needs a hand
+SLEEP_S: Final = 60.0  # the longest wait: a machine that slept is awake for so long at most before all is looked at
+STOP_S: Final = 30.0
+GONE: Final = "{} is kept no more"
+
+
+class Keeper:
+    """See the head of this module. Thread-safe; `start` once, `stop` once.
+
+    published  called from the keeper's thread after each agreed version of ours
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        settings: Settings,
+        tell: Callable[[WorkspaceState], None],
+        machine: Machine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        draw: Callable[[], float] = random.random,
+        watching: Callable[..., Watching] = watch,
+    ) -> None:
+        """`clock` never goes back, `wall` gives seconds since 1970, `draw` random numbers from 0 to 1."""
+        self.directory = Path(directory)
+        self.published: Callable[[], None] = lambda: None
+        self._machine, self._watching, self._clock, self._wall = machine, watching, clock, wall
+        now = clock()
+        self._batch = Batch(Batching.of(settings.values), Pauses(draw))
+        self._hearing = Hearing(now, draw, _ask_s(settings))
+        self._opening = Pauses(draw)
+        self._account = Account(self.directory, tell, clock, wall)
+        self._changes = Changes(self.directory, self._note_change)
+        self._wakes = threading.Condition(threading.RLock())
+        self._calls: deque[tuple[Callable[[Workspace], Any], Future[Any]]] = deque()
+        self._allowed: set[str] = set()  # what the user has allowed past a guard
+        self._is_patient = False  # whether a push waits for the ends of files that grow
+        self._stops = False
+        self._workspace: Workspace | None = None
+        self._place: tuple[int, int] | None = None  # device and inode of the folder
+        self._walk_at = now + RESCAN_S  # when everything is to be walked again
+        self._thread = threading.Thread(target=self._run, name=f"keeper {self.directory.name}", daemon=True)
+
+    # any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def state(self) -> WorkspaceState:
+        return self._account.state
+
+    def sync_now(self) -> None:
+        """Looks and pushes at once: the user asked."""
+        with self._wakes:
+            self._batch.ask()
+            self._hearing.ask(self._clock())
+            self._opening.passed()
+            self._wakes.notify_all()
+
+    def hint(self) -> None:
+        """Somebody says that something is new: a look soon."""
+        with self._wakes:
+            self._hearing.hint(self._clock())
+            self._wakes.notify_all()
+
+    def pause(self, until_s: float | None) -> None:
+        """Has transfers rest until a time by the clock on the wall; None or infinity: until `resume`."""
+        left = None if until_s is None or until_s == math.inf else max(1.0, until_s - self._wall())
+        preferences.pause(self._settings_path, left)
+        with self._wakes:
+            self._wakes.notify_all()
+
+    def resume(self) -> None:
+        preferences.resume(self._settings_path)
+        self.sync_now()
+
+    def answer(self, key: str, allow: bool) -> None:
+        """Answers a problem that asks: what the guard stopped is done once, or stays as it is."""
+        problem = next((p for p in self._account.problems if p.key == key and p.asks), None)
+        if problem is not None and allow:
+            with self._wakes:
+                self._allowed.add(problem.asks)
+            self.sync_now()
+
+    def call(self, do: Callable[[Workspace], T]) -> T:
+        """Runs an operation in the keeper's thread. A push under way gives way to it. What `do` raises is raised."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a call from the keeper's own thread would wait for itself")
+        future: Future[T] = Future()
+        with self._wakes:
+            if self._stops:
+                raise self._gone()
+            self._calls.append((do, future))
+            self._opening.passed()
+            self._wakes.notify_all()
+        try:
+            return future.result()
+        except Cancelled as e:
+            raise self._gone() from e
+
+    def stop(self) -> None:
+        """Ends what is under way, soon, and waits for the end. May be repeated."""
+        with self._wakes:
+            self._stops = True
+            self._wakes.notify_all()
+            workspace = self._workspace
+        if workspace is not None:
+            with suppress(MetaSyncError):
+                workspace.cancel()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(STOP_S)
+
+    def _note_change(self) -> None:
+        with self._wakes:
+            is_first = self._batch.first is None
+            self._batch.changed(self._clock())
+            if is_first:
+                self._wakes.notify_all()
+
+    def _gone(self) -> WorkspaceError:
+        return WorkspaceError(GONE.format(self.directory), next_step="Run again.")
+
+    # its own thread
+
+    def _run(self) -> None:
+        while not self._stops:
+            wake_at = self.turn()
+            with self._wakes:
+                if not self._stops and not self._calls:
+                    self._wakes.wait(max(0.0, min(wake_at - self._clock(), SLEEP_S)))
+        self._account.set("stopping")
+        self._close()
+        self._refuse_calls(self._gone())
+
+    def turn(self) -> float:
+        """Does what is due now. -> when there is something to do next, if nothing happens before. Raises nothing."""
+        try:
+            wake_at = self._turn()
+        except Exception as e:  # crash-only: whatever it is, it is told, and everything begins anew
+            log.exception("%s: an error of MetaSync's own", self.directory)
+            wake_at = self._failed_to_open(e)
+        self._account.update(changed=len(self._changes), changed_bytes=int(self._batch.size_bytes))
+        self._account.update(look_at_s=self._wall() + max(0.0, self._hearing.due - self._clock()))
+        self._account.watched(self._changes.short)
+        self._account.set(*self._at())
+        tell_at = self._account.tell_at
+        return wake_at if tell_at is None else min(wake_at, tell_at)
+
+    def _turn(self) -> float:
+        now = self._clock()
+        if not self._is_there():
+            return self._away(now)
+        if self._workspace is None:
+            if now < self._opening.until:
+                return self._opening.until
+            try:
+                self._open()
+            except (MetaSyncError, OSError) as e:
+                return self._failed_to_open(e)
+        workspace = self._workspace
+        assert workspace is not None
+        self._serve()
+        if self._paused():
+            return now + FOLDER_S
+        if now >= self._walk_at:
+            self._walk_at = now + (RESCAN_S if self._changes.short is None else RESCAN_SHORT_S)
+            self._changes.renew()
+        size = self._changes.estimate(now, workspace._db)
+        with self._wakes:
+            if size is not None:
+                self._batch.estimated(size)
+            due = self._batch.due(now)
+        if due is not None and due <= now:
+            self._push(workspace)
+        elif self._hearing.due <= now:
+            self._look(workspace)
+        return self._next()
+
+    def _next(self) -> float:
+        with self._wakes:
+            due = self._batch.due(self._clock())
+            sizes_at = max(self._changes.estimate_at, self._batch.pauses.until)
+        return min(self._hearing.due, self._walk_at, sizes_at, math.inf if due is None else due)
+
+    def _at(self) -> tuple[Doing, str]:
+        """What there is to say after a turn."""
+        state, blocking = self._account.state, next((p for p in self._account.problems if p.blocks), None)
+        if self._stops:
+            return "stopping", ""
+        if state.paused_until_s is not None:
+            return "paused", ""
+        if blocking is not None:
+            is_passing = blocking.kind in ("quorum", "backend")
+            return ("waiting", "backends that answer") if is_passing else ("stuck", "")
+        if self._batch.first is not None or self._changes:
+            return "waiting", "changes gather"
+        return ("in step", "") if state.looked_s is not None else ("starting", "")
+
+    # the folder, and the workspace in it
+
+    def _is_there(self) -> bool:
+        """Whether the folder is where it was, on the device where it was."""
+        try:
+            st = os.stat(self.directory)
+            os.stat(self.directory / STATE_DIR / DB_FILE)
+        except OSError:
+            return False
+        place = (st.st_dev, st.st_ino)
+        if self._changes.is_lost or (self._place is not None and self._place != place):
+            self._close()  # it went and came back: all is looked at anew
+        self._place = place
+        return True
+
+    def _away(self, now: float) -> float:
+        self._close()
+        step = "Mount its drive, or move it back. Nothing is deleted meanwhile, and it goes on by itself."
+        text = f"{self.directory} is not there, or its .metasync is not."
+        self._account.failed("open", Problem("open:away", "folder", text, step, self._wall(), blocks=True))
+        self._refuse_calls(WorkspaceError(text, next_step=step))
+        return now + FOLDER_S
+
+    def _open(self) -> None:
+        self._account.set("starting")
+        db = LocalDb.open(self.directory / STATE_DIR / DB_FILE)
+        try:
+            workspace = Workspace(self.directory, db, self._account.hear, self._machine)
+        except BaseException:
+            db.close()
+            raise
+        around = workspace._work.around
+        around.hints, around.growing, around.looks = self._changes.hints, self._growing, True
+        around.waits, around.let_in = self._has_calls, self._serve
+        with self._wakes:
+            self._workspace = workspace
+            self._batch.ask()
+            self._hearing.ask(self._clock())
+        self._account.update(name=db.get(NAME_KEY) or self.directory.name)
+        self._changes.begin(db, self._watching)
+        self._opening.passed()
+        self._account.passed("open")
+
+    def _failed_to_open(self, error: BaseException) -> float:
+        self._close()
+        self._account.failed("open", replace(told.of_error("open", error, self._wall()), asks=""))
+        self._refuse_calls(error)
+        return self._opening.failed(self._clock())
+
+    def _close(self) -> None:
+        self._changes.end()
+        self._changes.is_lost = False
+        with self._wakes:
+            workspace, self._workspace, self._place = self._workspace, None, None
+        if workspace is not None:
+            with suppress(MetaSyncError, OSError):
+                workspace.close()
+
+    def _paused(self) -> bool:
+        try:
+            set_now = preferences.read(self._settings_path)
+        except MetaSyncError:
+            set_now = Settings()
+        is_paused = set_now.pause_left_s(self._wall()) > 0
+        self._account.update(paused_until_s=set_now.paused_until if is_paused else None)
+        return is_paused
+
+    @property
+    def _settings_path(self) -> Path:
+        return self.directory / STATE_DIR / preferences.FILE
+
+    # what others ask for
+
+    def _has_calls(self) -> bool:
+        return bool(self._calls)
+
+    def _serve(self) -> None:
+        """Runs what callers wait for. Called between turns, and by a push that gives way."""
+        while self._calls and not self._stops and (workspace := self._workspace) is not None:
+            do, future = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            self._changes.catch_up()
+            patient, self._is_patient = self._is_patient, False
+            try:
+                result = do(workspace)
+            except BaseException as e:  # noqa: BLE001 - it is the caller's
+                self._changes.ended(well=False)
+                future.set_exception(e)
+                continue
+            finally:
+                self._is_patient = patient
+            for report in result if isinstance(result, tuple) else (result,):
+                if isinstance(report, PushReport):
+                    self._pushed(workspace, report)
+                elif isinstance(report, PullReport):
+                    self._pulled(workspace, report)
+            self._changes.ended(well=False)  # what no report answers for stays dirty
+            future.set_result(result)
+
+    def _refuse_calls(self, error: BaseException) -> None:
+        while self._calls:
+            _, future = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    # pushing
+
+    def _growing(self) -> set[bytes]:
+        """Files that a push which nobody asked for leaves to a later one."""
+        return self._changes.growing(self._clock(), self._batch.batching.longest_s) if self._is_patient else set()
+
+    def _push(self, workspace: Workspace) -> None:
+        self._changes.catch_up()
+        with self._wakes:
+            self._is_patient = not self._batch.asked
+            self._batch.begins()
+        try:
+            if self._allowed:  # what is allowed in one direction is not in the other
+                self._pull(workspace)
+            self._account.set("pushing")
+            report = workspace.push(force="push" in self._allowed)
+        except Exception as e:  # noqa: BLE001 - crash-only
+            self._failed("push", e)
+            return
+        finally:
+            self._is_patient = False
+        self._allowed.discard("push")
+        self._pushed(workspace, report)
+
+    def _pushed(self, workspace: Workspace, report: PushReport) -> None:
+        self._changes.pushed(report)
+        with self._wakes:
+            self._batch.ended(report.bytes_stored)
+            if self._changes and self._batch.first is None:
+                self._batch.changed(self._clock())
+        self._account.passed("push")
+        self._account.down(report.down)
+        if report.pulled is not None:
+            self._pulled(workspace, report.pulled)
+        if report.version is not None:
+            self._hearing.happened(self._clock())
+            self._account.update(version=report.version, pushed_s=self._wall())
+            self.published()
+        self._changes.follow_rules(workspace._db)
+        self._account.conflicts(workspace._db.records(CONFLICTS))
+
+    def _failed(self, verb: str, error: Exception) -> None:
+        now = self._clock()
+        self._changes.ended(well=False)
+        pauses = self._batch.pauses if verb == "push" else self._hearing.pauses
+        with self._wakes:
+            if verb == "push":
+                self._batch.failed(now)
+            else:
+                self._hearing.failed(now)
+            if isinstance(error, NEEDS_A_HAND):
+                pauses.until = now + STUCK_S
+                self._hearing.due = max(self._hearing.due, self._hearing.pauses.until)
+        if isinstance(error, PausedError) or (isinstance(error, CancelledError) and self._stops):
+            return
+        if not isinstance(error, MetaSyncError):
+            log.error("%s: %s failed", self.directory, verb, exc_info=error)
+        self._account.failed(verb, told.of_error(verb, error, self._wall()))
+
+    # hearing of others
+
+    def _look(self, workspace: Workspace) -> None:
+        whom, has_news = None, True
+        try:
+            with workspace._session("look") as s:
+                whom = self._hearing.whom(self._clock(), peek.voters(s))
+                has_news = whom is None or peek.shows_news(s, whom) is not False
+                if whom is not None:
+                    self._account.back(whom)
+            if has_news:
+                self._pull(workspace)
+        except Exception as e:  # noqa: BLE001 - crash-only
+            if whom is None or has_news or not isinstance(e, MetaSyncError):
+                self._failed("pull", e)
+                return
+            has_news = False  # it did not answer: another one's turn is next
+        self._hearing.looked(self._clock(), news=False, quorum=has_news)
+        self._account.update(looked_s=self._wall())
+
+    def _pull(self, workspace: Workspace) -> None:
+        self._changes.catch_up()
+        self._account.set("looking")
+        report = workspace.pull(force="pull" in self._allowed)
+        self._allowed.discard("pull")
+        self._pulled(workspace, report)
+        self._changes.ended(well=False)  # what changed here is still to be pushed
+
+    def _pulled(self, workspace: Workspace, report: PullReport) -> None:
+        self._account.passed("pull")
+        self._account.down(report.down)
+        self._account.pulled(report)
+        self._account.update(version=report.version)
+        if report.version != report.before:
+            self._hearing.happened(self._clock())
+            self._account.update(pulled_s=self._wall())
+        self._account.conflicts(workspace._db.records(CONFLICTS))
+
+
+def _ask_s(settings: Settings) -> float:
+    try:
+        return parse_duration(settings.values[ASK]) if ASK in settings.values else ASK_S
+    except MetaSyncError:
+        return ASK_S

@@ -1,0 +1,106 @@
+"""What goes wrong with a kept workspace, as the user is told of it: what it is about, what to do, since when."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, Literal
+
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    ForkError,
+    FullError,
+    GuardError,
+    MetaSyncError,
+    NoQuorumError,
+    PassphraseError,
+    UpgradeError,
+    WorkspaceError,
+)
+from metasync.reports.service import Kind, Problem
+
+Verb = Literal["push", "pull"]
+LOGIN: Final = "metasync auth"  # stands in the next step of an error that a login would mend
+QUORUM: Final = "quorum"
+TEXT_MAX: Final = 500  # characters of an error that is none of ours
+PROBLEMS_MAX: Final = 100  # told at a time; a folder may have more conflicts than anyone reads
+AGAIN: Final = "It is tried again by itself."
+_KINDS: Final[tuple[tuple[type[MetaSyncError], Kind], ...]] = (
+    (GuardError, "guard"),
+    (NoQuorumError, "quorum"),
+    (FullError, "space"),
+    (ForkError, "fork"),
+    (DamagedError, "damage"),
+    (BackendError, "backend"),
+    (WorkspaceError, "folder"),
+)
+NEEDS_A_HAND: Final = (ForkError, DamagedError, PassphraseError, UpgradeError)
+"""Errors that do not pass by themselves."""
+
+
+class Problems:
+    """The problems there are, by key; each keeps the time at which it was first noticed."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Problem] = {}
+
+    def put(self, problem: Problem) -> None:
+        before = self._by_key.get(problem.key)
+        self._by_key[problem.key] = problem if before is None else replace(problem, since_s=before.since_s)
+
+    def drop(self, key: str) -> None:
+        self._by_key.pop(key, None)
+
+    def only(self, prefix: str, problems: Iterable[Problem]) -> None:
+        """These are the problems whose keys begin so."""
+        now = {problem.key: problem for problem in problems}
+        for key in [k for k in self._by_key if k.startswith(prefix) and k not in now]:
+            del self._by_key[key]
+        for problem in now.values():
+            self.put(problem)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    def all(self) -> tuple[Problem, ...]:
+        """What blocks comes first, then what is oldest."""
+        found = sorted(self._by_key.values(), key=lambda p: (not p.blocks, p.since_s, p.key))
+        return tuple(found[:PROBLEMS_MAX])
+
+
+def of_error(verb: str, error: BaseException, now_s: float) -> Problem:
+    """The problem that an operation ended with. Its key is `verb:kind`, but of a lost quorum QUORUM for all."""
+    asks: Literal["", "push", "pull"] = ""
+    if isinstance(error, MetaSyncError):
+        kind: Kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "other")
+        if LOGIN in error.next_step:
+            kind = "login"
+        if isinstance(error, GuardError):
+            asks = "pull" if verb == "pull" or error.message.startswith("this pull") else "push"
+        text, step = error.message, error.next_step or AGAIN
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        kind, text, step = "space", "This disk is full.", f"Free some space. {AGAIN}"
+    else:
+        kind, step = "other", f"{AGAIN} Report it if it stays."
+        text = f"An error of MetaSync's own: {type(error).__name__}: {error}"[:TEXT_MAX]
+    return Problem(QUORUM if kind == "quorum" else f"{verb}:{kind}", kind, text, step, now_s, asks, blocks=True)
+
+
+def of_backend(name: str, reason: str, now_s: float) -> Problem:
+    """A backend that a push or pull did without."""
+    kind: Kind = "login" if LOGIN in reason else "backend"
+    step = "Nothing, if it is back soon: what it lacks is brought to it then. `metasync backend list` tells more."
+    return Problem(f"backend:{name}", kind, f"{name} is away: {reason}", step, now_s)
+
+
+def of_watches(needed: int, limit: int, now_s: float) -> Problem:
+    """Too few watches for all directories of the folder."""
+    wanted = max(2 * needed, 2 * limit, 1 << 19)
+    has = f"; this system lets you have {limit:,} for all programs" if limit else ""
+    step = (
+        f"Run: sudo sysctl fs.inotify.max_user_watches={wanted} (and put fs.inotify.max_user_watches={wanted} into "
+        "/etc/sysctl.d/60-metasync.conf). Until then the folder is walked every few minutes."
+    )
+    return Problem("watch", "watch", f"{needed:,} directories cannot all be watched{has}.", step, now_s)

@@ -1,0 +1,38 @@
+"""What goes on around the operations of a workspace that a program keeps in step, as its operations need to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from metasync.worktree.hints import Hinting, anywhere
+
+
+def _nobody() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+def _none() -> Set[bytes]:
+    return frozenset()
+
+
+@dataclass(slots=True)
+class Around:
+    """Of one open workspace. What is not set holds for a command that runs alone.
+
+    hints    where the folder may have changed; asked before each walk
+    growing  files that a push leaves to a later one, though they changed
+    waits    whether this program has another operation to do first: a push gives way to it
+    let_in   does it, between two turns of a push
+    looks    whether this program asks for news by itself: then a push that finds nothing changed asks nobody
+    """
+
+    hints: Hinting = anywhere
+    growing: Callable[[], Set[bytes]] = _none
+    waits: Callable[[], bool] = _nobody
+    let_in: Callable[[], None] = _nothing
+    looks: bool = False

@@ -1,0 +1,438 @@
+"""One workspace kept in step, turn by turn, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace_kit import Lab, tree_of, write
+
+from metasync.errors import GuardError, WorkspaceError
+from metasync.local import lock, settings
+from metasync.local.settings import Settings
+from metasync.reports.service import WorkspaceState
+from metasync.service import keeper as room
+from metasync.service.keeper import Keeper
+from metasync.workspace import Workspace
+from metasync.worktree.disk import Disk
+
+NAMES = ("one", "two", "three")
+TURNS_MAX = 3000
+FILES = {f"{a}/{b}": f"{a}{b}".encode() for a in "xyz" for b in "0123456789"}
+
+
+class Stage:
+    """A keeper, and the clock it goes by."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 1000.0
+        self.states: list[WorkspaceState] = []
+        self.published = 0
+        self.turns = 0
+        self.keeper = Keeper(
+            directory, settings=Settings(), tell=self.states.append, clock=lambda: self.now,
+            wall=lambda: self.now + 1e9, draw=lambda: 0.5,
+        )  # fmt: skip
+        self.keeper.published = self._publish
+
+    def _publish(self) -> None:
+        self.published += 1
+
+    def go_on(self, seconds: float) -> None:
+        """Lets so much time pass."""
+        end = self.now + seconds
+        while True:
+            wake_at = self.keeper.turn()
+            self.turns += 1
+            assert self.turns < TURNS_MAX, "a busy loop"
+            if wake_at >= end:
+                self.now = end
+                return
+            self.now = max(self.now, wake_at)
+
+    def settle(self) -> None:
+        """Lets time pass until it is in step."""
+        self.go_on(1.0)
+        self.go_on(40.0)
+        k = self.keeper
+        assert self.state.doing == "in step", (self.state, k._batch, k._changes._dirty.__dict__)
+
+    @property
+    def state(self) -> WorkspaceState:
+        return self.keeper.state()
+
+    @property
+    def kinds(self) -> list[str]:
+        return [p.kind for p in self.state.problems]
+
+
+@pytest.fixture
+def stages() -> Iterator[Callable[[Path], Stage]]:
+    made: list[Stage] = []
+
+    def make(directory: Path) -> Stage:
+        made.append(Stage(directory))
+        return made[-1]
+
+    yield make
+    for stage in made:
+        stage.keeper._close()
+
+
+@pytest.fixture
+def w(lab: Lab) -> Workspace:
+    made = lab.init(lab.urls(*NAMES))
+    write(made.directory, FILES)
+    made.push()
+    return made
+
+
+@pytest.fixture
+def stage(w: Workspace, stages: Callable[[Path], Stage]) -> Stage:
+    made = stages(w.directory)
+    made.settle()
+    return made
+
+
+@pytest.fixture
+def other(lab: Lab, w: Workspace) -> Workspace:
+    return lab.clone(lab.urls(*NAMES))
+
+
+def version(w: Workspace) -> int:
+    return w.log(limit=1)[0].version
+
+
+def test_it_pushes_what_is_there_when_it_begins(w: Workspace, stages: Callable[[Path], Stage]) -> None:
+    write(w.directory, {"new": b"new"})
+    stage = stages(w.directory)
+    stage.settle()
+    assert version(w) == 2
+    assert stage.state.version == 2
+    assert stage.published == 1
+
+
+def test_a_change_is_pushed_after_the_quiet_time_and_only_its_directory_is_listed(
+    w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(w.directory, {"x/3": b"changed"})
+    stage.keeper._changes.catch_up()
+    listed: list[int] = []
+    names = Disk.names
+
+    def noting(disk: Disk, fd: int) -> list[bytes]:
+        listed.append(fd)
+        return names(disk, fd)
+
+    monkeypatch.setattr(Disk, "names", noting)
+    stage.go_on(4.0)
+    assert (version(w), stage.state.doing, stage.state.changed) == (1, "waiting", 1)
+    listed.clear()
+    stage.go_on(2.0)
+    assert version(w) == 2
+    assert stage.state.doing == "in step"
+    assert len(listed) <= 4, "x, and what lies in .metasync"
+
+
+def test_a_device_that_pushes_is_heard_of_and_what_it_pushed_is_here(
+    w: Workspace, stage: Stage, other: Workspace
+) -> None:
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    stage.go_on(200.0)
+    assert (w.directory / "y/new").read_bytes() == b"theirs"
+    assert stage.state.doing == "in step"
+    assert stage.state.pulled_s is not None
+    before = version(w)
+    stage.go_on(100.0)
+    assert version(w) == before, "what the pull wrote is nothing new"
+
+
+def test_a_hint_has_it_look_at_once(w: Workspace, stage: Stage, other: Workspace) -> None:
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    stage.keeper.hint()
+    stage.go_on(2.5)
+    assert (w.directory / "y/new").exists()
+
+
+def test_in_quiet_it_makes_one_request_a_minute(lab: Lab, stage: Stage) -> None:
+    stage.go_on(3700.0)
+    before = sum(count.count().requests.total() for count in lab.counts.values())
+    stage.go_on(3500.0)
+    assert sum(count.count().requests.total() for count in lab.counts.values()) - before <= 60
+
+
+def test_a_file_that_comes_and_goes_is_sent_never(w: Workspace, stage: Stage) -> None:
+    write(w.directory, {"x/tmp": b"for a moment"})
+    (w.directory / "x/tmp").unlink()
+    stage.settle()
+    assert version(w) == 1
+
+
+def test_a_quorum_that_is_lost_is_waited_for_with_few_attempts_and_told(lab: Lab, w: Workspace, stage: Stage) -> None:
+    lab.hurry(0.1, proposing=True)
+    for name in NAMES[:2]:
+        lab.faults[name].down = True
+    write(w.directory, {"x/3": b"changed"})
+    stage.keeper._changes.catch_up()
+    turns = stage.turns
+    stage.go_on(3600.0)
+    assert "quorum" in stage.kinds
+    assert stage.state.problems[0].blocks
+    assert stage.turns - turns < 500
+    assert stage.keeper._batch.pauses.failures < 20
+    for name in NAMES[:2]:
+        lab.faults[name].down = False
+    stage.go_on(400.0)
+    assert version(w) == 2
+    assert stage.kinds == []
+
+
+def test_one_backend_away_is_told_and_passes(lab: Lab, w: Workspace, stage: Stage) -> None:
+    lab.faults["one"].down = True
+    write(w.directory, {"x/3": b"changed"})
+    stage.settle()
+    assert version(w) == 2
+    assert "backend" in stage.kinds
+    assert not any(p.blocks for p in stage.state.problems)
+    lab.faults["one"].down = False
+    stage.go_on(300.0)
+    assert stage.kinds == [], "it was its turn to be asked"
+
+
+def test_a_guard_asks_and_does_what_the_user_allows_once(w: Workspace, stage: Stage) -> None:
+    for name in ("x", "y"):
+        shutil.rmtree(w.directory / name)
+    stage.keeper._changes.catch_up()
+    stage.go_on(60.0)
+    assert stage.state.doing == "stuck"
+    [problem] = stage.state.problems
+    assert (problem.kind, problem.asks, problem.blocks) == ("guard", "push", True)
+    assert version(w) == 1
+    stage.keeper.answer(problem.key, False)
+    stage.go_on(600.0)
+    assert version(w) == 1
+    assert [p.since_s for p in stage.state.problems] == [problem.since_s]
+    stage.keeper.answer("another", True)
+    stage.go_on(600.0)
+    assert version(w) == 1
+    stage.keeper.answer(problem.key, True)
+    stage.go_on(10.0)
+    assert version(w) == 2
+    assert stage.state.problems == ()
+    shutil.rmtree(w.directory / "z")
+    with pytest.raises(GuardError):
+        w.push()
+
+
+def test_files_that_come_back_end_what_a_guard_asks(w: Workspace, stage: Stage) -> None:
+    for name in ("x", "y"):
+        (w.directory / name).rename(w.directory.parent / name)
+    stage.keeper._changes.catch_up()
+    stage.go_on(60.0)
+    assert stage.kinds == ["guard"]
+    for name in ("x", "y"):
+        (w.directory.parent / name).rename(w.directory / name)
+    stage.keeper._changes.catch_up()
+    stage.go_on(400.0)
+    assert (version(w), stage.kinds) == (1, [])
+
+
+def test_a_folder_that_is_away_is_waited_for_and_nothing_is_deleted(
+    w: Workspace, stage: Stage, other: Workspace
+) -> None:
+    away = w.directory.parent / "unmounted"
+    w.directory.rename(away)
+    w.directory.mkdir()  # its mount point
+    stage.go_on(3600.0)
+    assert stage.kinds == ["folder"]
+    assert stage.state.doing == "stuck"
+    w.directory.rmdir()
+    away.rename(w.directory)
+    write(w.directory, {"x/3": b"changed meanwhile"})
+    stage.settle()
+    assert stage.kinds == []
+    other.pull()
+    assert tree_of(other.directory) == tree_of(w.directory)
+
+
+def test_another_folder_in_its_place_is_opened_anew(w: Workspace, stage: Stage) -> None:
+    before = stage.keeper._workspace
+    away = w.directory.parent / "away"
+    w.directory.rename(away)
+    shutil.copytree(away, w.directory, symlinks=True)
+    stage.go_on(100.0)
+    assert stage.keeper._workspace is not before
+
+
+def test_an_error_of_our_own_is_told_and_ends_nothing(
+    w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a fault of the program")
+
+    with monkeypatch.context() as m:
+        m.setattr(Workspace, "push", fail)
+        write(w.directory, {"x/3": b"changed"})
+        stage.keeper._changes.catch_up()
+        stage.go_on(100.0)
+        assert stage.kinds == ["other"]
+        assert "a fault of the program" in stage.state.problems[0].text
+    stage.go_on(400.0)
+    assert (version(w), stage.kinds) == (2, [])
+
+
+def test_a_full_disk_is_told_and_passes(w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(Workspace, "pull", fail)
+        stage.keeper.sync_now()
+        stage.go_on(5.0)
+        assert stage.kinds == ["space"]
+    stage.go_on(400.0)
+    assert stage.kinds == []
+
+
+def test_a_pause_rests_all_and_its_end_goes_on(w: Workspace, stage: Stage) -> None:
+    settings.pause(w.directory / ".metasync" / settings.FILE, None)
+    write(w.directory, {"x/3": b"changed"})
+    stage.go_on(100.0)
+    assert stage.state.doing == "paused"
+    assert stage.state.paused_until_s is not None
+    settings.resume(w.directory / ".metasync" / settings.FILE)
+    stage.settle()
+    assert version(w) == 2
+
+
+def test_conflicts_are_told_until_they_are_resolved(w: Workspace, stage: Stage, other: Workspace) -> None:
+    write(other.directory, {"x/3": b"\0theirs"})
+    other.push()
+    write(w.directory, {"x/3": b"\0ours"})
+    stage.settle()
+    assert stage.kinds == ["conflict"]
+    with_copy = [p.name for p in (w.directory / "x").iterdir() if "conflict" in p.name]
+    assert len(with_copy) == 1
+    (w.directory / "x" / with_copy[0]).unlink()
+    stage.settle()
+    assert stage.kinds == []
+
+
+def test_rules_that_change_are_followed(w: Workspace, stage: Stage) -> None:
+    write(w.directory, {".metasyncignore": b"/x/\n*.o\n"})
+    stage.settle()
+    before = version(w)
+    write(w.directory, {"x/more": b"ignored", "y/z.o": b"ignored"})
+    stage.keeper._changes.catch_up()
+    assert len(stage.keeper._changes) == 0
+    (w.directory / ".metasyncignore").unlink()
+    stage.settle()
+    assert version(w) == before + 1
+    write(w.directory, {"x/more": b"again"})
+    stage.settle()
+    assert version(w) == before + 2
+
+
+def test_growing_files_wait_and_others_do_not(w: Workspace, stage: Stage) -> None:
+    with (w.directory / "x/download").open("wb") as file:
+        for at in range(20):
+            file.write(b"a" * 50_000)
+            file.flush()
+            if at == 2:
+                write(w.directory, {"y/note": b"a note"})
+            stage.go_on(1.0)
+    assert "download" not in {Path(str(e.path)).name for e in w.ls("latest", "x").entries} if version(w) > 1 else True
+    stage.go_on(40.0)
+    assert (w.read("x/download"), w.read("y/note")) == (b"a" * 1_000_000, b"a note")
+    assert version(w) <= 3
+
+
+def test_it_tells_at_most_four_times_a_second(w: Workspace, stage: Stage) -> None:
+    stage.states.clear()
+    for _ in range(100):
+        stage.keeper._account.tell()
+    assert len(stage.states) <= 1
+
+
+def test_a_listener_that_raises_ends_nothing(w: Workspace, stages: Callable[[Path], Stage]) -> None:
+    stage = stages(w.directory)
+
+    def fail(_state: WorkspaceState) -> None:
+        raise RuntimeError("a listener's own")
+
+    stage.keeper._account._tell = fail
+    stage.settle()
+
+
+# ---- in its own thread
+
+
+@pytest.fixture
+def running(w: Workspace) -> Iterator[Keeper]:
+    made = Keeper(w.directory, settings=Settings(), tell=lambda _state: None)
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_a_call_runs_in_its_thread_and_what_it_raises_is_raised(w: Workspace, running: Keeper) -> None:
+    assert running.call(lambda _: threading.current_thread().name) == running._thread.name
+    with pytest.raises(ZeroDivisionError):
+        running.call(lambda _: 1 // 0)
+    write(w.directory, {"new": b"new"})
+    report = running.call(lambda workspace: workspace.push("by a call"))
+    assert report.version == 2 or version(w) == 2
+
+
+def test_a_stopped_keeper_refuses_calls_and_may_be_stopped_again(running: Keeper) -> None:
+    running.stop()
+    running.stop()
+    with pytest.raises(WorkspaceError, match="kept no more"):
+        running.call(lambda _: None)
+    assert not running._thread.is_alive()
+
+
+def test_a_call_on_a_folder_that_is_away_is_refused(w: Workspace, running: Keeper) -> None:
+    running.call(lambda _: None)
+    w.directory.rename(w.directory.parent / "away")
+    with pytest.raises(WorkspaceError, match="is not there"):
+        running.call(lambda _: None)
+
+
+def test_a_push_gives_way_to_a_call(w: Workspace, running: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The push looks whether others wait before each chunk; it has had its second at once."""
+    running.call(lambda _: None)
+    reads, reached, go = Disk.read_next, threading.Event(), threading.Event()
+    monkeypatch.setattr(lock, "TURN_S", 0.0)
+    monkeypatch.setattr(lock, "LOOK_EVERY_S", 0.0)
+
+    def slow(disk: Disk, fd: int, size: int) -> bytes:
+        reached.set()
+        assert go.wait(60)
+        return reads(disk, fd, size)
+
+    monkeypatch.setattr(Disk, "read_next", slow)
+    write(w.directory, {f"new{at}": b"%d" % at for at in range(20)})
+    running.sync_now()
+    assert reached.wait(60)
+    got: list[str] = []
+    caller = threading.Thread(target=lambda: got.append(running.call(lambda _: "served")))
+    caller.start()
+    while not running._has_calls():
+        pass
+    go.set()
+    caller.join(60)
+    assert got == ["served"]
+    assert running.call(lambda workspace: replace(workspace.push(), down={}).version) in (None, 2)
+    assert version(w) == 2
+
+
+def test_constants() -> None:
+    assert room.RESCAN_S >= 3600.0, "at most one walk of everything an hour"
