@@ -27,7 +27,7 @@ MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-deltas bench-heal bench-small fuzz model check docs dist audit reference recording pictures format lock clean
+.PHONY: help demo test test-page attacks test-long test-servers simulate campaign mutants bench bench-cpu bench-scale bench-providers bench-clouds bench-chunks bench-deltas bench-daemon bench-heal bench-small soak fuzz model check docs dist audit reference recording pictures format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -95,6 +95,12 @@ bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less:
 
 bench-heal: $(STAMP) ## moving, scrub and collection beside their bars; a part, or less: ROWS="gc=1000"
 	$(BIN)/python tests/benchmarks/heal/__main__.py $(ROWS)
+
+bench-daemon: $(STAMP) ## what keeping a folder in step costs: bytes, requests, CPU; a part, or less: ROWS="appends idle=15000"
+	$(BIN)/python tests/benchmarks/daemon/__main__.py $(ROWS)
+
+soak: $(STAMP) ## four devices kept in step through simulated hours of edits, outages and crashes (HOURS=24 SEED=1)
+	$(BIN)/python tests/service/soak.py $(or $(HOURS),24) $(or $(SEED),1)
 
 bench-small: $(STAMP) ## requests, HTTP bytes and seconds of one small file pushed, warm and cold, near and far; SMALL="--ignore"
 	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/small.py $(SMALL)

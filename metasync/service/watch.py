@@ -195,7 +195,7 @@ class InotifyWatch:
             for fd, _ in poll.poll():
                 if fd == self._wake_r:
                     os.read(self._wake_r, 4096)
-                elif not self._stopped:
+                elif not self._stopped and not self._renew:  # else they wait: what is watched comes first
                     with contextlib.suppress(BlockingIOError):
                         self.take(os.read(self._fd, BUFFER_BYTES))
 

@@ -44,7 +44,9 @@ class Stage:
         self.published += 1
 
     def go_on(self, seconds: float) -> None:
-        """Lets so much time pass."""
+        """Hears of what has happened, and lets so much time pass."""
+        if self.keeper._changes._watch is not None:
+            self.keeper._changes.catch_up()
         end = self.now + seconds
         while True:
             wake_at = self.keeper.turn()
@@ -327,6 +329,8 @@ def test_conflicts_are_told_until_they_are_resolved(w: Workspace, stage: Stage, 
 
 def test_rules_that_change_are_followed(w: Workspace, stage: Stage) -> None:
     write(w.directory, {".metasyncignore": b"/x/\n*.o\n"})
+    stage.settle()
+    stage.keeper._changes.catch_up()  # what is watched now has been heard of, and everything looked at
     stage.settle()
     before = version(w)
     write(w.directory, {"x/more": b"ignored", "y/z.o": b"ignored"})
