@@ -248,7 +248,7 @@ class Keeper:
             is_passing = blocking.kind in ("quorum", "backend")
             return ("waiting", "backends that answer") if is_passing else ("stuck", "")
         if self._batch.first is not None or self._changes:
-            return "waiting", "changes gather"
+            return "waiting", "more changes"
         return ("in step", "") if state.looked_s is not None else ("starting", "")
 
     # the folder, and the workspace in it
