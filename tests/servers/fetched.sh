@@ -17,3 +17,5 @@ fetch METASYNC_SWIFT_SERVER swift_server.sh
 fetch METASYNC_SSH_SERVER openssh.sh
 fetch METASYNC_APACHE apache.sh
 fetch METASYNC_WSGIDAV_PYTHON wsgidav.sh
+fetch METASYNC_MOSQUITTO mosquitto.sh
+fetch METASYNC_RABBITMQ rabbitmq.sh

@@ -130,10 +130,10 @@ class Notices:
                 return
 
     def _rest(self, seconds: float) -> bool:
-        """Waits for a change, or so long. False: the thread is to end."""
+        """Waits for a change, or so long. False: the thread is to end, for nothing is waited for but a change."""
         with self._changed:
-            waits_s = None if seconds == math.inf else min(seconds, threading.TIMEOUT_MAX)
-            self._changed.wait_for(lambda: self._is_new or self._ends, waits_s)
+            if seconds < math.inf:
+                self._changed.wait_for(lambda: self._is_new or self._ends, min(seconds, threading.TIMEOUT_MAX))
             if self._ends or (seconds == math.inf and not self._is_new):
                 self._thread = None
                 return False
