@@ -120,7 +120,8 @@ class Desk:
             )
         keeper = self._supervisor.kept(args["directory"]).keeper
         do = {"push": _push, "pull": _pull, "sync": _sync}[request.do]
-        return keeper.call(partial(call.run, partial(do, args)))
+        done = keeper.call(partial(call.run, partial(do, args)))
+        return {"pull": done[0], "push": done[1]} if request.do == "sync" else done
 
 
 def _push(args: Any, w: Workspace, tell: Listener) -> PushReport:
@@ -132,10 +133,10 @@ def _pull(args: Any, w: Workspace, _tell: Listener) -> PullReport:
     return w.pull(dry_run=args["dry_run"], force=args["force"])
 
 
-def _sync(args: Any, w: Workspace, tell: Listener) -> dict[str, Any]:
+def _sync(args: Any, w: Workspace, tell: Listener) -> tuple[PullReport, PushReport]:
     words: dict[str, Any] = {key: args[key] for key in ("dry_run", "force", "durability")}
     pulled, pushed = w.sync(args["message"], **words)
-    return {"pull": pulled, "push": _with_copies(w, tell, pushed)}
+    return pulled, _with_copies(w, tell, pushed)  # by their types the keeper tells what they did
 
 
 def _with_copies(w: Workspace, tell: Listener, made: PushReport) -> PushReport:
