@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from content_kit import noise
-from workspace_kit import Lab, flip, tree_of, write
+from workspace_kit import PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.errors import DamagedError, WorkspaceError
 from metasync.objects import delta
@@ -446,6 +446,37 @@ def test_a_device_with_old_chunks_mends_what_no_backend_has(lab: Lab) -> None:
         path.unlink()
     w.check(read_data=True, repair=True)
     comes_to_others(lab, w)
+
+
+@pytest.mark.parametrize("back", [0, 2, 4])
+def test_versions_that_are_deltas_are_restored_elsewhere(lab: Lab, back: int) -> None:
+    w, docs = chain(lab)
+    w.restore(f"latest~{back}", to=lab.root / "out")
+    assert (lab.root / "out/doc").read_bytes() == docs[-1 - back]
+
+
+def test_a_restart_without_two_backends_keeps_what_is_stored_as_deltas(lab: Lab) -> None:
+    """What the lost ones alone held is stored again from the folder, and new deltas are made in the new era."""
+    w, docs = chain(lab)
+    for name in "bc":
+        lab.lose(name)
+    lab.hurry()
+    w = lab.reopen(w)
+    w.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    w = lab.reopen(w)
+    push(w, edited(docs[-1], 77))
+    other = lab.clone(lab.urls("a"), device="phone")
+    assert tree_of(other.directory) == tree_of(w.directory)
+    assert not w.check(read_data=True).nowhere
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_collection_keeps_what_kept_versions_are_made_of(lab: Lab, kept: int) -> None:
+    w, docs = chain(lab)
+    w.gc(retention.parse(f"last={kept}"))
+    comes_to_others(lab, w)
+    push(w, edited(docs[-1], 77))
+    comes_to_others(lab, w, "tablet")
 
 
 # ---- what a pull takes from the folder
