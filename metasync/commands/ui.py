@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from metasync.errors import UsageError, WorkspaceError
+from metasync.errors import MetaSyncError, UsageError, WorkspaceError
+from metasync.events import Notice
 from metasync.terminal.console import Console, Options, common
 
 if TYPE_CHECKING:  # asking for help loads no server
@@ -54,7 +55,11 @@ def ui(options: Options, directory: Path | None, no_browser: bool, port: int) ->
     from metasync.dashboard.sources import Daemon
 
     console = Console(options)
-    keeper = Daemon.found()
+    try:
+        keeper = Daemon.found()
+    except MetaSyncError as e:
+        keeper = None
+        console.event(Notice(f"the page works without the daemon: {e.message}", warning=True))
     folders = _folders(options.directory, directory, keeper is not None and bool(keeper.directories()))
     server = Server(folders, port=port, keeper=keeper)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,12 @@ from metasync.workspace import Workspace
 
 TEXT_CHARS_MAX: Final = 4_096
 PAUSE_S_MAX: Final = 366 * 86_400.0
-QR_MODULES_MAX: Final = 177  # a side of the largest QR code
+SETTABLE: Final = re.compile(
+    r"copies|keep|limit\.(up|down|connections)(\..*)?|durability|upkeep|scrub\.days|(base-)?cache-mb|nice"
+    r"|notify\.(desktop|after)|daemon\.(quiet|delta|longest|ask|trash)"
+)
+"""Settings that the page changes. Not those that name a program or a server, or weaken what this device keeps out: who
+got hold of a page must not get this machine with it."""
 
 
 class Action(NamedTuple):
@@ -61,6 +67,8 @@ def _invite(w: Workspace, a: Mapping[str, Any]) -> Any:
 
 def _set(w: Workspace, a: Mapping[str, Any]) -> Any:
     key, value = a["key"], a["value"]
+    if not SETTABLE.fullmatch(key):
+        raise UsageError(f"the page does not set {key[:40]}", next_step=f"`metasync config set {key[:40]} VALUE` does.")
     if key == "keep":
         w.keep(value, change=True)
     elif key == "copies":

@@ -64,9 +64,15 @@ class Daemon:
 
     @classmethod
     def found(cls) -> Daemon | None:
-        """The daemon; None where none runs."""
+        """The daemon; None where none runs. `MetaSyncError`: one runs that does not answer, or not as it should."""
         line = client.connect()
-        return None if line is None else cls(line)
+        if line is None:
+            return None
+        try:
+            return cls(line)
+        except MetaSyncError:
+            line.close()
+            raise
 
     def directories(self) -> tuple[Path, ...]:
         return tuple(Path(d) for d in self._states)

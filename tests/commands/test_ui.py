@@ -16,7 +16,7 @@ import pytest
 from workspace_kit import Lab
 
 from metasync.commands import ui
-from metasync.errors import UsageError
+from metasync.errors import UsageError, WorkspaceError
 
 HUNG_S = 60
 URL = "http://127.0.0.1:1234/#secret"
@@ -53,6 +53,18 @@ def test_no_browser_is_opened_in_the_terminal(env: dict[str, str], monkeypatch: 
     assert not ui.has_screen()
     monkeypatch.setenv("DISPLAY", ":0")
     assert ui.has_screen()
+
+
+def test_a_daemon_that_does_not_answer_is_told_and_done_without(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect() -> None:
+        raise WorkspaceError("the daemon does not answer")
+
+    monkeypatch.setattr("metasync.service.client.connect", connect)
+    monkeypatch.setattr("metasync.dashboard.server.FIRST_PAGE_S", 0.0)
+    with lab.init(lab.urls("a", "b")) as w:
+        done = lab.cli("ui", "--no-browser", cwd=w.directory.name)
+    assert (done.code, done.err) == (0, "warning: the page works without the daemon: the daemon does not answer\n")
+    assert done.out.endswith("The page has ended.\n")
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

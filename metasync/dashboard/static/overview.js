@@ -7,7 +7,10 @@ import { counted, entry } from "./history.js";
 import { health, phase, tone } from "./state.js";
 import { ago, count, listed, sentence, size } from "./words.js";
 
+const AGAIN_MS = 10_000; // between two looks that nobody asked for: each reads the folder's stats
+
 export async function view(page) {
+  const began = Date.now();
   const hero = h("div", { class: "card" });
   const problems = h("div", { class: "stack", id: "problems" });
   const moving = h("div", {});
@@ -23,7 +26,8 @@ export async function view(page) {
   const told = (state, before) => {
     draw(state);
     const now = JSON.stringify([state.version, state.daemon]);
-    if (state.daemon && before && now !== asked && state.doing === "in step") {
+    const isSeen = document.visibilityState === "visible" && Date.now() - began > AGAIN_MS;
+    if (state.daemon && before && now !== asked && state.doing === "in step" && isSeen) {
       asked = now;
       page.again();
     }

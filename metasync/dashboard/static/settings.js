@@ -12,6 +12,8 @@ const HERE = [
   ["upkeep", "Upkeep after a push", "How long it may move, mend and check data, such as 2s; off: never"],
   ["scrub.days", "Read every copy within days", "Where a store tells no digests. 0: never"],
   ["cache-mb", "Cache", "Megabytes of directories and history kept here, 64 or more. Empty: 1024"],
+  ["notify.desktop", "Notices on the desktop", "By the daemon. off: none"],
+  ["notify.after", "Tell of a backend that is away after", "Such as 30m or 2h. Empty: an hour"],
   ["nice", "Step back for other programs", "0 to 19, as the program nice has it"],
 ];
 const AGREED = [
@@ -27,11 +29,12 @@ const SURE = { // what an agreed setting does, for the question before it is cha
 export async function view(page) {
   const set = await page.look("settings");
   const known = new Set(HERE.map(([key]) => key));
-  const others = Object.keys(set.settings).filter((key) => !known.has(key)).map((key) => [key, key, "Set by `metasync config set`"]);
+  const others = Object.entries(set.settings).filter(([key]) => !known.has(key));
   const nodes = [
     h("div", { class: "head" }, h("h1", {}, "Settings")),
     set.paused && h("p", { class: "note" }, sentence(`transfers are paused ${set.paused}`)),
-    h("div", { class: "card stack" }, h("h2", {}, "This device"), [...HERE, ...others].map(([key, name, words]) => field(page, key, name, words, set.settings[key] ?? ""))),
+    h("div", { class: "card stack" }, h("h2", {}, "This device"), HERE.map(([key, name, words]) => field(page, key, name, words, set.settings[key] ?? "")),
+      others.length > 0 && [h("h3", {}, "Set by metasync config set"), h("ul", {}, others.map(([key, value]) => h("li", {}, h("code", {}, `${key} = ${value}`))))]),
     h("div", { class: "card stack" }, h("h2", {}, "Agreed by all devices"), AGREED.map(([key, name, words]) => field(page, key, name, words, String((key === "keep" ? set.keep : set.copies) ?? "")))),
   ];
   return { nodes };
