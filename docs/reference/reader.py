@@ -478,7 +478,7 @@ def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tup
         both = [(one, config.backends[i]) for i, one in old_config.backends.items() if i in config.backends]
         stay = [a for a, b in both if a.form and (a.form, a.acceptor, a.birth) == (b.form, b.acceptor, b.birth)]
         good = good and len(stay) >= old_config.quorum and config.tags.get(1) == number(8, value.v) + base.config
-        was, index = old_config.spare, number(8, base.index_gen) + base.index
+        was, index = old_config.spare, number(8, base.index_gen % RIDES) + base.index
         moving = config.tags.get(2) in (index, old_config.tags.get(2, index) if was else index)
         good = good and (not config.spare or (moving and config.spare.name == (was.name if was else base.config)))
         good = good and all((a.scheme, a.identity) == (b.scheme, b.identity) for a, b in both)

@@ -557,9 +557,7 @@ def test_it_replays_as_the_vectors_say(name: str, tmp_path: Path) -> None:
 
 
 def _chain(data: bytes, case: dict[str, Any]) -> None:
-    cursor = reader.Cursor(data, "an admin chain")
-    keys = cursor.chain()
-    cursor.end()
+    keys = reader.read("keys:chain", data, "an admin chain").keys
     assert [key.hex() for key in keys] == case["value"]["keys"]
     assert hashlib.sha256(keys[0]).hexdigest() == case["ns_id"]
 
