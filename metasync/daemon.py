@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import os
 import signal
 import subprocess
@@ -48,8 +47,9 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def make_keeper(directory: Path, settings: Settings, tell: Callable[[WorkspaceState], None]) -> Keeping:
-    made: Keeping = importlib.import_module("metasync.service.keeper").Keeper(directory, settings=settings, tell=tell)
-    return made
+    from metasync.service.keeper import Keeper  # with the watcher and all that a push needs: `stop` is to be quick
+
+    return Keeper(directory, settings=settings, tell=tell)
 
 
 def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[Entry], None] = lambda _: None) -> None:
