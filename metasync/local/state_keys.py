@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar, get_type_hints
 
@@ -186,6 +186,14 @@ def _floorless(told: Any) -> Floorless:
     return Floorless(str(mark), {bytes.fromhex(a).hex(): (int(floor), float(at)) for a, (floor, at) in seen.items()})
 
 
+def _texts(data: bytes) -> tuple[bytes, ...]:
+    r = Reader(data, "list")
+    out = []
+    while r.pos < len(data):
+        out.append(r.bytes32(BYTES_MAX))
+    return tuple(out)
+
+
 def _names(told: Any) -> frozenset[str]:
     if not isinstance(told, list) or not all(isinstance(name, str) for name in told):
         raise TypeError("not names")
@@ -213,6 +221,8 @@ JOURNAL_KEY: Final = Key("consensus.journal", BYTES)  # `Journal` of a change th
 MEMORY_KEY: Final = Key("memory", BYTES)  # what each acceptor last showed, with the newest state
 FLOORLESS_KEY: Final = Key("no floors", json_codec("floors that were not there", _floorless), None)
 FLOORS_KEY: Final = Key("floors", BYTES, None)  # `Progress` of this device in deleting old logs
+
+LET_GO_KEY: Final = Key("let go", Codec[Sequence[bytes]](lambda some: b"".join(map(bytes32, some)), _texts), None)
 
 # The folder.
 TREE_KEY: Final = Key("rows are", BYTES)  # root of the tree that the rows are; a change of a row drops it

@@ -21,7 +21,7 @@ from metasync.local.state_keys import CARRIED_KEY, CONFLICTS, KEPT_KEY, SHORT_KE
 from metasync.merge import guard
 from metasync.objects.model import MESSAGE_BYTES_MAX
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped, Trailing, together
-from metasync.session import agreement, health, space
+from metasync.session import agreement, cache, health, space
 from metasync.session.folder import BASE_KEY, STATE_DIR
 from metasync.session.session import Agreed, Session
 from metasync.sync.no_change import Begun, keys_are_everywhere
@@ -357,6 +357,8 @@ class _Push:
             if tree_root is not None:
                 agreement.note_replaced(s, seen.tree)
                 note_index_of(s.db, tree_root, seen.tree, here.touched)
+            if base.config.prev_config is None:
+                cache.let_go(s.db, base.state, state)
 
     def _record_settled(self, base: Agreed, here: Here) -> PushReport:
         """Notes that the folder is what is agreed."""

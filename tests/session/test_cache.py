@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workspace_kit import Lab, write
+from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import UsageError
 from metasync.local import state
@@ -14,8 +14,9 @@ from metasync.workspace import Workspace
 
 
 @pytest.fixture
-def long(lab: Lab) -> Workspace:
-    """Ten versions, each with directories of its own."""
+def long(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Ten versions, each with directories of its own, all of them cached as pulls would have it."""
+    monkeypatch.setattr(cache, "let_go", lambda *_: None)
     w = lab.init(lab.urls("a", kind="memory"))
     for n in range(10):
         write(w.directory, {f"dir{i}/{'name' * 20}{n}-{j}": b"%d" % n for i in range(3) for j in range(20)})
@@ -105,3 +106,55 @@ def test_settings_that_cannot_be_read_end_no_command(long: Workspace, monkeypatc
 
 def _fails(_: object) -> object:
     raise UsageError("damaged")
+
+
+def test_what_a_push_replaces_is_let_go(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What grows is the index itself, and a snapshot for each version."""
+    w = lab.init(lab.urls("a", "b", "c", kind="memory"))
+    write(w.directory, {f"d{n}/e/f{i}": b"%d" % n for n in range(5) for i in range(60)})
+    w.push()
+    sizes = []
+    monkeypatch.setattr(cache, "PUSHES_KEPT", 5)
+    for n in range(40):
+        write(w.directory, {f"d{n % 5}/e/f1": b"again %d" % n})
+        w.push()
+        sizes.append(w._db.objects_bytes())
+    assert max(sizes[20:]) <= max(sizes[:20]) + 20 * 1000, "a directory has 3,000 bytes"
+    before = tree_of(w.directory)
+    d = lab.clone(lab.urls("a", "b", "c", kind="memory"))
+    assert tree_of(d.directory) == before
+    write(d.directory, {"d1/e/g": b"of the other"})
+    d.push()
+    w.pull()
+    assert (w.directory / "d1/e/g").read_bytes() == b"of the other"
+    assert len(w.log()) == 42
+
+
+def test_what_both_trees_have_is_kept(lab: Lab) -> None:
+    """Though it lies at another depth in the newer one."""
+    w = lab.init(lab.urls("a", "b", "c", kind="memory"))
+    write(w.directory, {"a/b/f": b"1", "g": b"2"})
+    w.push()
+    (w.directory / "a" / "b").rename(w.directory / "b")
+    w.push()
+    w.close()
+    w = lab.reopen(w)
+    there = held(w).keys()
+    assert needed(w) <= there
+
+
+def test_what_comes_back_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "PUSHES_KEPT", 2)
+    w = lab.init(lab.urls("a", "b", "c", kind="memory"))
+    write(w.directory, {"d/f": b"0", "e/f": b"0"})
+    w.push()
+    files = {name: (w.directory / name).stat() for name in ("d/f",)}
+    (w.directory / "d" / "g").write_bytes(b"1")
+    w.push()
+    (w.directory / "d" / "g").unlink()
+    w.push()  # the directory is as it was at first
+    assert (w.directory / "d/f").stat().st_mtime_ns == files["d/f"].st_mtime_ns
+    for n in range(5):
+        write(w.directory, {"e/f": b"again %d" % n})
+        w.push()
+    assert needed(w) <= held(w).keys()
