@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ScrubReport,
         Share,
         Status,
+        Together,
         Wiped,
     )
     from metasync.reports.history import (
@@ -146,6 +147,7 @@ __all__ = [
     "TaggedVersion",
     "TextDiff",
     "TightBackend",
+    "Together",
     "Trailing",
     "Wiped",
     "Withdrawal",

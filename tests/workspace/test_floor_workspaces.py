@@ -10,6 +10,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, tree_of, write
 from metasync.consensus import chain, truncation
 from metasync.consensus.records import entry
 from metasync.errors import ExcludedError
+from metasync.local.state_keys import FLOORLESS_KEY
 from metasync.session import agreement
 from metasync.workspace import Workspace
 
@@ -40,8 +41,10 @@ def logs(lab: Lab, name: str) -> set[str]:
 
 
 def slept(lab: Lab, w: Workspace) -> Workspace:
+    """A device that sleeps for longer than a day: floors that it did not see before count for nothing after that."""
     c = lab.clone(lab.urls(*NAMES))
     write(c.directory, {"mine": b"mine"})
+    c._db.set(FLOORLESS_KEY, None)
     c.close()
     return lab.keep(Workspace.open(c.directory))
 
