@@ -12,7 +12,7 @@ from workspace_kit import Lab
 
 @pytest.mark.parametrize(
     ("hours", "devices"),
-    [pytest.param(0.1, 2, id="few", marks=pytest.mark.long), pytest.param(3.0, 4, id="many", marks=pytest.mark.long)],
+    [pytest.param(0.1, 2, id="few", marks=pytest.mark.long), pytest.param(0.5, 3, id="many", marks=pytest.mark.long)],
 )
 def test_all_are_in_step_at_the_end_and_nothing_is_lost(lab: Lab, hours: float, devices: int) -> None:
     soak = Soak(lab, random.Random(int(os.environ.get("SEED", "1"))), devices)
