@@ -171,7 +171,7 @@ def _era_unretired() -> Iterator[None]:
 )  # fmt: skip
 def _skip_newest_index() -> Iterator[None]:
     newest = "_bare(s, newest, *s.indexes.of_state(newest))"
-    with rewritten(skip, "_find", ("snapshot.root, indexed", f"snapshot.root, {newest}")):
+    with rewritten(skip, "_tree", ("snapshot.root, indexed", f"snapshot.root, {newest}")):
         yield
 
 
