@@ -25,7 +25,7 @@ from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, NotFound
 from metasync.runtime.tasks import Runtime
 from metasync.session import folder
 from metasync.session import open_backend as ways
-from metasync.testing.faults import lossy
+from metasync.testing.faults import FaultyBackend, lossy
 from metasync.testing.lagging import LaggingBackend
 from metasync.testing.slow import SlowBackend
 from metasync.workspace import Workspace
@@ -447,7 +447,7 @@ def test_a_server_that_accepts_and_never_answers(monkeypatch: pytest.MonkeyPatch
 def test_production_keeps_the_contract_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more attempt at what failed at once, and none at what a caller has given up on."""
     backend = ways.wrapped(lossy(MemoryBackend(), seed=1, rate=0.0))
-    faulty: Any = list(layers(backend))[2]
+    (faulty,) = [layer for layer in layers(backend) if isinstance(layer, FaultyBackend)]
     (retrying,) = [layer for layer in layers(backend) if isinstance(layer, Retrying)]
     retrying._sleep = lambda _s: None
     faulty.down = True
