@@ -127,7 +127,6 @@ class _Attempt:
     doubted: bool = False
     sent: bool = False
     relayed: set[tuple[Round, State]] = field(default_factory=set)
-    awaits: frozenset[str] = frozenset()
 
     def run(self) -> Task:
         """-> State decided, or None: only helping, and nothing was ever accepted."""
@@ -253,7 +252,6 @@ class _Attempt:
             assert self.op_id in (None, change.op_id)
             self.op_id = change.op_id
             self.m.adding = change.op_id, change.adding
-            self.awaits = change.awaits
             self.own = successor(self.instance.base, change, skip=self.skip, writer=self.m.incarnation)
             rules = self.instance.rules
             if why := rules.fault(self.own, *rules.carried(self.own, self.m.objects), change.riding):
@@ -284,18 +282,14 @@ class _Attempt:
         for acceptor in i.acceptors.values():
             branches[acceptor.name] = acceptor.append(kind, self.round, value, self.stale)
         branches[_TIMER] = _timer(m, PHASE_RTTS) if linger is None else _timer(m, LINGER_RTTS, linger)
-        awaited = [a for a in i.acceptors.values() if value is not None and a.name in self.awaits]
-        if awaited:
-            branches[_GRACE] = _grace(lambda: i.decided() is not None)
 
         def until(results: Mapping[str, Any]) -> bool:
             won = i.promises(self.round) >= i.quorum if kind is Kind.PREPARE else i.decided() is not None
-            outcomes = [o for key, o in results.items() if key not in (_TIMER, _GRACE)]
-            late = _GRACE not in results and any(not a.heard and a.name not in results for a in awaited)
+            outcomes = [o for key, o in results.items() if key != _TIMER]
             contested = any(o.kind in ("met", "rejected", "closed") for o in outcomes)
             hopeless = sum(o.kind != "done" for o in outcomes) > len(i.acceptors) - i.quorum
             in_time = (won or contested) and _TIMER in results
-            return (won and linger is None and not late) or len(outcomes) == len(i.acceptors) or hopeless or in_time
+            return (won and linger is None) or len(outcomes) == len(i.acceptors) or hopeless or in_time
 
         yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
         yield from i.check_fork()
@@ -428,7 +422,7 @@ def look_around(
     branches: dict[str, Task] = {a.name: a.look(beyond=beyond) for a in i.acceptors.values()}
     branches[_TIMER] = _timer(m, PHASE_RTTS)
     if grace:
-        branches[_GRACE] = _grace(lambda: i.read() >= i.quorum)
+        branches[_GRACE] = _grace(i)
 
     def until(results: Mapping[str, Any]) -> bool:
         ended = len(results) - (_TIMER in results) - (_GRACE in results)
@@ -455,10 +449,10 @@ def _timer(m: Participant, rtts: float, hurry: Hurry | None = None) -> Task:
         yield Sleep(left if hurry is None else min(left, HURRY_STEP_S))
 
 
-def _grace(is_done: Callable[[], bool]) -> Task:
-    """Ends when that is so, and a little later."""
+def _grace(i: Instance) -> Task:
+    """Ends when a quorum was read, and a little later."""
     started = now = yield Now()
-    while not is_done():
+    while i.read() < i.quorum:
         yield Sleep(max(GRACE_STEP_S, (now - started) * GRACE))
         now = yield Now()
     yield Sleep((now - started) * GRACE)

@@ -21,7 +21,6 @@ from metasync.session.session import LOOK_S, Session
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
 HEARD_S: Final = 60.0  # who was heard so lately is not asked before the first pack, but beside it
-STRANGE: Final = "emptied or replaced", "replaced"  # how the reasons begin against a store that is another one
 AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
 Heads: TypeAlias = tuple[tuple[Head, ...], tuple[Head, ...]]
 """Those of versions after a state, and those that are not in its chain."""
@@ -67,11 +66,11 @@ def _ailing_places(births: Mapping[str, tuple[bytes, bytes]], replies: Mapping[s
         elif isinstance(reply.error, UnreachableError):
             out.setdefault(name, f"unreachable: {why}")
         elif isinstance(reply.error, NotFoundError):
-            out[name] = f"{STRANGE[0]}: {why}"
+            out[name] = f"emptied or replaced: {why}"
         elif reply.error is not None:
             out.setdefault(name, why)
         elif not birth_matches(reply.value, place, birth):
-            out[name] = f"{STRANGE[1]}: not the store it was"
+            out[name] = "replaced: not the store it was"
     return out
 
 
@@ -79,17 +78,14 @@ def begin_checking_unheard(s: Session) -> Callable[[], bool]:
     """Leaves out stores that were emptied or replaced: they would take packs as if new.
 
     Those that vote were asked for their births with the newest state. Those that this process heard a moment ago, in
-    an earlier operation, are asked beside the vote (`changed_since`), and where a pack has one copy alone beside that;
-    this asks the others. What is returned waits for the answers; True when there are any such stores.
+    an earlier operation, are asked beside each pack; this asks the others. What is returned waits for the answers; True
+    when there are any such stores.
     """
     known, now_s = s.group.participant.acceptors, s.runtime.clock()
     lately = {a for a, m in known.items() if m.born_at is not None and 0 <= now_s - m.born_at < HEARD_S}
     unheard = set(s.names.values()) - s.group.heard - s.transfer.down.keys()
     beside = {entry.name for entry, a in s.config.acceptors if a.acceptor_id in lately} & unheard
-    if s.transfer.placement.copies > 1:
-        s.transfer.asked_later |= beside
-    else:
-        s.transfer.doubted.update((name, partial(_why_not, _births(s, [name], votes=False))) for name in beside)
+    s.transfer.doubted.update((name, partial(_why_not, _births(s, [name], votes=False))) for name in beside)
     births = _births(s, sorted(unheard - beside), votes=False)
     answers = s.runtime.start(together(_asking(births, UNHEARD_TIMEOUT_S)))
 
@@ -99,18 +95,6 @@ def begin_checking_unheard(s: Session) -> Callable[[], bool]:
         return bool(ailing)
 
     return finish
-
-
-def changed_since(s: Session, holders: Collection[str]) -> set[str]:
-    """Which of these stores took a copy and were not asked before, and turn out to be other stores than is meant.
-
-    For after the vote, beside which those that vote are asked for their births. Who did not answer there is asked now.
-    """
-    names = (s.transfer.asked_later & {*holders}) - s.group.heard
-    ailing = check_places(s, sorted(names), votes=False, timeout_s=UNHEARD_TIMEOUT_S) if names else {}
-    changed = {name: why for name, why in ailing.items() if why.startswith(STRANGE)}
-    leave_out(s, changed)
-    return {*changed}
 
 
 def _why_not(births: dict[str, tuple[bytes, bytes]]) -> Task:

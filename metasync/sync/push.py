@@ -273,8 +273,6 @@ class _Push:
         if not decided.mine:
             self.asked, asked = True, self.asked
             return s.load(decided.state) if asked else agreement.newest(s)
-        if changed := health.changed_since(s, upload.holders()):
-            late_copies.note(s.db, upload.make_good(changed, s.runtime.run))  # what it could not, a later push does
         self.record(base, decided.state, here, upload, tree_root)
         version = decided.state.v if master is not None else None
         return self._report_of(
@@ -327,8 +325,7 @@ class _Push:
             late_copies.note(s.db, trails)  # before others may name them: nothing that is promised is forgotten
         index, adding = (refs[-1], tuple(refs[:-1])) if refs else (None, ())
         change = Change(op_id=self.op_id, master=master, index=index, devices=devices, adding=adding)
-        awaits = frozenset(s.transfer.asked_later & upload.holders())
-        return replace(change, index_rides=bool(refs.riding), riding=refs.riding, awaits=awaits), odd
+        return replace(change, index_rides=bool(refs.riding), riding=refs.riding), odd
 
     def agree(self, base: Agreed, change: Change) -> Decided:
         self._doubt_quorum()

@@ -216,7 +216,6 @@ class Transfer:
     room: Room = field(default_factory=Room)
     before: Placement | None = None  # by which older packs lie, until they are moved
     doubted: dict[str, Callable[[], Task]] = field(default_factory=dict)  # until one says "": see `_put`
-    asked_later: set[str] = field(default_factory=set)  # stores that take packs and are asked beside the vote
     strange: set[str] = field(default_factory=set)  # backends that turned out to be other stores, or to be silent
     begun: dict[tuple[int, bytes], Begun] = field(default_factory=dict)  # on their way before they were wanted
 

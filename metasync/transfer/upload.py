@@ -24,7 +24,7 @@ from metasync.local.spill import IdSet, Spool
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import STORED, StoredNote
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Runner, Task
+from metasync.runtime.effects import Runner
 from metasync.store.balance import Balance
 from metasync.store.deltas import have_bases
 from metasync.store.index import (
@@ -350,25 +350,6 @@ class Upload:
         """The packs of `index_segments` that lack copies which nobody waited for."""
         resumed = (self._resumed[n].trail for n in sorted(self._used))
         return [*(t for t in resumed if t is not None), *self._trails.values()]
-
-    def holders(self) -> set[str]:
-        """The backends that took copies, by name."""
-        return {name for pack in self.stored for name in pack.holders}
-
-    def make_good(self, names: set[str], run: Callable[[Task], Any]) -> list[Trail]:
-        """Makes other copies in place of those that went to these backends. -> what still lacks some."""
-        left, transfer = [], self.transfer
-        for n, pack in enumerate(self.stored):
-            if names.isdisjoint(pack.holders):
-                continue
-            pack = pack._replace(holders=tuple(name for name in pack.holders if name not in names))
-            if (trail := trail_of(pack, transfer)) is not None and pack.holders:
-                ids = run(transfer.complete(trail.name, trail.generation, trail.size, trail.holders, None))
-                pack = pack._replace(holders=tuple(transfer.places[i].name for i in ids if i in transfer.places))
-                trail = trail_of(pack, transfer)
-            self.stored[n] = pack
-            left += [trail] if trail is not None else []
-        return left
 
     def carry(self) -> bytes:
         """How unevenly the backends are loaded now, for `carried` of the next push."""

@@ -127,8 +127,7 @@ class Change:
     """What a commit changes of its base; None keeps the base's value. `op_id`: the push's own, kept over rebases.
 
     `index_rides`: see `State`. `riding`: then what the entries carry (`entry.ROOT_TAG`). `adding` is no part of the
-    state: meta objects that its index names and the base's does not, for who learns of it. `awaits`: backends, by
-    name, whose births are to be seen beside the vote; who is much later than a quorum is not waited for.
+    state: meta objects that its index names and the base's does not, for who learns of it.
     """
 
     op_id: bytes
@@ -145,7 +144,6 @@ class Change:
     adding: tuple[Ref, ...] = ()
     index_rides: bool = False
     riding: bytes = b""
-    awaits: frozenset[str] = frozenset()
 
 
 def skip_version(v: int) -> int:
@@ -196,7 +194,7 @@ def hint_is_due(v: int) -> bool:
 
 def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> State:
     """The state after `base`. `skip`: hash of the state of version `skip_version(base.v + 1)`."""
-    names = {f.name for f in fields(change)} - {"op_id", "adding", "riding", "awaits"}
+    names = {f.name for f in fields(change)} - {"op_id", "adding", "riding"}
     given = {name: value for name in names if (value := getattr(change, name)) is not None}
     nxt = replace(base, v=base.v + 1, prev=base.hash, skip=skip, writer=writer, op_id=change.op_id, **given)
     if not follows(nxt, base):
