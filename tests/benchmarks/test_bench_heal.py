@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def test_the_rows_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.long
-def test_the_rows_of_the_fault_campaign(tmp_path: Path) -> None:
-    found = list(faults.rows(tmp_path, 5))
+def test_the_rows_of_the_fault_campaign() -> None:
+    with tempfile.TemporaryDirectory() as short:  # sockets lie below it, whose paths have 107 bytes at most
+        found = list(faults.rows(Path(short), 5))
     assert [row for row in found if not row[3]] == []
     assert [row[0] for row in found] == ["simulated rounds", "rounds on real processes", "all of it"]

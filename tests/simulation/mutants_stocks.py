@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from metasync.consensus.group import Group
-from metasync.consensus.records import state
+from metasync.consensus.records import log_replay, state
 from metasync.consensus.records.state import State
 from metasync.maintenance import collect, moved, sweep
 from metasync.moving import rebalance, reconfigure, surplus
@@ -130,7 +130,8 @@ def _unverified() -> Iterator[None]:
 )
 def _last_only() -> Iterator[None]:
     merges = "if old.prev_config is not None:\n        return moves", "if False:\n        return moves"
-    with rewritten(reconfigure, "_complete", merges):
+    unseen = "if new.prev_config is not None:", "if False:"  # others do not vote for such a config
+    with rewritten(reconfigure, "_complete", merges), rewritten(log_replay, "_fault_of_step", unseen):
         yield
 
 

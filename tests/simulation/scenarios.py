@@ -77,8 +77,8 @@ def slept_over_a_floor(plan: Plan, *, days: float = NIGHT_DAYS, sent: bool = Fal
     faults: tuple[Fault, ...] = ()
     if sent:
         faults = tuple(Fault(60, "hold", n, for_s=later + 1_440, client="c0", calls="create px") for n in range(3))
-    c1 = tuple(_step("push", 100 + 20 * n, 3) for n in range(18))
-    c1 += tuple(_step("push", later + 1_000 + 20 * n, 3) for n in range(12))
+    c1 = tuple(_step("push", 100 + 20 * n, 3) for n in range(70))
+    c1 += tuple(_step("push", later + 1_000 + 20 * n, 3) for n in range(48))
     c2 = (_step("sync", 60), _step("pull", later + 2_000), _step("sync", later + 5_000))
     return replace(_scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults), floors=True)
 
