@@ -12,7 +12,14 @@ from metasync.errors import MetaSyncError
 from metasync.session import write_index
 from metasync.session.folder import BASE_KEY
 from metasync.store.index import decode_root
+from metasync.sync import push
 from metasync.workspace import Workspace
+
+
+@pytest.fixture(autouse=True)
+def rides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pushes do not do it yet."""
+    monkeypatch.setattr(push, "INDEX_RIDES", True)
 
 
 def state_of(w: Workspace):  # type: ignore[no-untyped-def]
