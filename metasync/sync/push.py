@@ -36,7 +36,7 @@ from metasync.worktree.scan import Scan, store_scan
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
-INDEX_RIDES = False  # readers know it; no push does it until the simulator's seeds 67 and 160 pass with it
+INDEX_RIDES = False  # readers know it; no push does it until seed 67 of the simulator passes with it
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
 
 
