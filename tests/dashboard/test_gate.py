@@ -124,7 +124,9 @@ def test_another_host_is_refused(kept: Served, host: str | None) -> None:
     named = None if host is None else host.format(port=kept.server.port)
     for path in ("/", kept.gate.path, f"{kept.gate.path}api/{kept.id}/overview"):
         assert kept.get(path, host=named).status in (400, 421)
-    assert kept.post("/open", {"token": "x"}, host=named).status in (400, 421)
+    # A request without any host is cut off by the HTTP library: a body still on its way would have the line reset.
+    body = None if named is None else b'{"token": "x"}'
+    assert kept.ask("POST", "/open", body, host=named).status in (400, 421)
 
 
 @pytest.mark.parametrize(
