@@ -308,9 +308,8 @@ def unzstd(frame: bytes, most: int, what: str, prefix: bytes = b"") -> bytes:
 
 def undelta(base: bytes, delta: bytes) -> bytes:
     """The blob that a delta makes of its base (F 5.8)."""
-    size = int.from_bytes(delta[1:5], "big")
-    require(len(delta) > 5 and delta[0] == 1 and size <= 1 << 24, "a delta is of no known kind, or too long")
-    data = unzstd(delta[5:], size, "a delta", base)
+    (c := Cursor(delta, "a delta")).known(1, 1)
+    data = unzstd(delta[5:], min(size := c.one("u32"), 1 << 24), "a delta", base)
     require(len(data) == size, "a delta is not as long as it says")
     return data
 

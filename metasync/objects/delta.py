@@ -1,4 +1,4 @@
-"""A blob as its difference to another one, its base (format.md, 8.1): a zstd frame with the base as prefix.
+"""A blob as its difference to another one, its base (format.md, 5.8): a zstd frame with the base as prefix.
 
 The frame is what `zstd --patch-from` makes. Pure; what is opened is as long as the delta says, and is checked by the
 caller against the blob's id.
@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from metasync.codec import u8, u32
-from metasync.errors import FormatError
+from metasync.errors import FormatError, UpgradeError
 
 CODEC: Final = 1
 HEAD_BYTES: Final = 5
@@ -60,9 +60,13 @@ def alone_bytes(new: bytes, level: int) -> int:
 
 
 def opened(base: bytes | memoryview, delta: bytes | memoryview) -> bytes:
-    """The blob that a delta gives of this base; `FormatError` where it gives none. Builds no more than it says."""
+    """The blob that a delta gives of this base; `FormatError` where it gives none, `UpgradeError` where its codec is a
+    later one. Builds no more than it says.
+    """
+    if delta and delta[0] > CODEC:
+        raise UpgradeError("a blob is stored as a newer kind of delta", next_step="Upgrade metasync, then try again.")
     if len(delta) <= HEAD_BYTES or delta[0] != CODEC:
-        raise FormatError("delta: of an unknown kind, or cut short")
+        raise FormatError("delta: of codec 0, or cut short")
     size = int.from_bytes(delta[1:HEAD_BYTES], "big")
     zstd, frame = _zstd(), memoryview(delta)[HEAD_BYTES:]
     try:

@@ -83,6 +83,7 @@ class Contents:
     has_begun: bool = field(default=False, init=False)
     _later: tuple[Index, Transfer] | None = field(default=None, init=False)
     _bad: set[tuple[int, bytes, bytes]] = field(default_factory=set, init=False)  # deltas that gave something else
+    _newer: set[bytes] = field(default_factory=set, init=False)  # blobs whose deltas a later version alone opens
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
@@ -268,13 +269,15 @@ class Contents:
         wanted.lost = lost
         return wanted.plan(ids)
 
-    def gave_another(self, record: PackRecord, object_id: bytes) -> None:
-        """Notes that a delta does not give what its id says: it is not read again."""
-        self._bad.add((record.generation, record.name, object_id))
+    def could_not_open(self, deltas: Iterable[Link], newer: Iterable[bytes]) -> None:
+        """Notes that deltas do not give what their ids say: they are not read again. `newer`: blobs of which a later
+        version's program would have got more."""
+        self._bad.update((link.record.generation, link.record.name, link.located.id) for link in deltas)
+        self._newer.update(newer)
 
     def unreadable(self, object_id: bytes) -> MetaSyncError:
         """Why an object cannot be had though no backend was asked for it."""
-        if any(located.encoding > DELTA for _, located in self.index.find(object_id)):
+        if object_id in self._newer or any(o.encoding > DELTA for _, o in self.index.find(object_id)):
             return UpgradeError(f"object {object_id.hex()[:16]} is stored in a newer way", next_step=UPGRADE)
         if not self._bad or object_id not in self.index:
             return _in_no_pack(object_id)
@@ -410,8 +413,7 @@ class _Wanted:
         """What another download is to bring: what had no room here, and what came of no delta that was read."""
         if self._opening is None:
             return []
-        for link in self._opening.failed:
-            self._contents.gave_another(link.record, link.located.id)
+        self._contents.could_not_open(self._opening.failed, self._opening.newer)
         missing = [i for i in self._opening.missing if i not in self.given_up]
         if missing and not self._opening.failed:
             raise self._contents.unreadable(missing[0])

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from metasync.errors import FormatError
+from metasync.errors import FormatError, UpgradeError
 from metasync.objects.delta import opened
 from metasync.objects.model import ObjectKind
 from metasync.store.deltas import Link
@@ -40,6 +40,7 @@ class Opening:
         self._base_bytes: dict[bytes, int] = {}
         self.bases: dict[bytes, bytes] = {}  # that are on this device and are not fetched
         self.failed: list[Link] = []  # deltas that did not give what their ids say
+        self.newer: set[bytes] = set()  # blobs whose deltas, or what these rest on, only a later version opens
 
     def expect(self, chain: Sequence[Link]) -> bool:
         """This chain is about to be fetched: the delta of a blob, and what it is made of. False: there is no room."""
@@ -123,6 +124,9 @@ class Opening:
             is_right = self._check(ObjectKind.BLOB, data) == object_id
         except FormatError:
             is_right = False
+        except UpgradeError:
+            is_right = False
+            self.newer.update(self.resting_on(object_id))
         self._open[link.delta.base].discard(object_id)
         if not self._open[link.delta.base]:
             self._held.pop(link.delta.base, None)

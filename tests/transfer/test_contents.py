@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from content_kit import IDS, digest
 
-from metasync.errors import DamagedError, MetaSyncError
+from metasync.errors import DamagedError, MetaSyncError, UpgradeError
 from metasync.objects import delta
 from metasync.objects.model import ObjectKind
 from metasync.store.index import Index, PackRecord, make_segment
@@ -160,7 +160,7 @@ class Arriving(Fetching):
 
 
 def stored(
-    *packs: dict[int, int | None], lost: Sequence[int] = (), wrong: Sequence[int] = ()
+    *packs: dict[int, int | None], lost: Sequence[int] = (), wrong: Sequence[int] = (), newer: Sequence[int] = ()
 ) -> tuple[Contents, Store]:
     """Packs of the edited texts by number, each whole (None) or a delta of another one."""
     store, listed, depth = Store(*(digest(200 + n) for n in lost)), list[Any](), dict[int, int]()
@@ -168,6 +168,7 @@ def stored(
         name, located, rows = digest(200 + number), list[Located](), dict[tuple[int, int], Delta]()
         for at, (n, base) in enumerate(texts.items()):
             data = EDITED[n] if base is None else delta.make(EDITED[base], EDITED[n if n not in wrong else 0])
+            data = b"\2" + data[1:] if n in newer else data  # a later version's codec
             depth[n] = 0 if base is None else depth.get(base, 0) + 1
             if base is not None:
                 rows[0, at] = Delta(BLOBS_OF[base], depth[n])
@@ -239,6 +240,27 @@ def test_a_delta_that_gives_something_else_is_told_and_another_place_is_read() -
     with pytest.raises(DamagedError, match="stored as a delta"):
         read(c, 1)
     c, _ = stored({0: None}, {1: 0}, {2: 1}, {2: 0}, wrong=[1])
+    assert read(c, 2) == {2: EDITED[2]}
+
+
+@pytest.mark.usefixtures("arriving")
+def test_a_delta_of_a_later_codec_asks_for_an_upgrade_and_another_place_is_read() -> None:
+    """So does what rests on it, and the rest comes. It is damage to nobody."""
+    c, _ = stored({0: None}, {1: 0}, {2: 1}, {9: None}, newer=[1])
+    for n in (2, 1):
+        with pytest.raises(UpgradeError, match="stored in a newer way"):
+            read(c, n)
+    told: dict[bytes, MetaSyncError] = {}
+    got: list[bytes] = []
+    c, _ = stored({0: None}, {1: 0}, {2: 1}, {9: None}, newer=[1])
+    c.fetch(
+        [BLOBS_OF[2], BLOBS_OF[9]],
+        lambda objects: got.extend(o.id for o, _ in objects),
+        on_lost=lambda ids, e: told.update(dict.fromkeys(ids, e)),
+    )
+    assert got == [BLOBS_OF[9]]
+    assert {i: type(e) for i, e in told.items()} == {BLOBS_OF[2]: UpgradeError}
+    c, _ = stored({0: None}, {1: 0}, {2: 1}, {2: 0}, newer=[1])
     assert read(c, 2) == {2: EDITED[2]}
 
 

@@ -704,7 +704,6 @@ def of_deltas() -> Cases:
         "nothing": ("no bytes", b""),
         "no-frame": ("no frame", framed(13, b"")),
         "codec-0": ("codec 0", framed(13, frame(new), 0)),
-        "codec-2": ("codec 2", framed(13, frame(new), 2)),
         "size-0": ("a size of 0", framed(0, frame(b""))),
         "size-less": ("a size below that of the frame", framed(12, frame(new))),
         "size-more": ("a size above that of the frame", framed(14, frame(new))),
@@ -716,6 +715,9 @@ def of_deltas() -> Cases:
     }
     for name, (about, hostile) in bad.items():
         yield f"delta-bad-{name}", delta_case(about, FORMAT, hostile)
+    for codec in (2, 255):
+        yield f"delta-bad-codec-{codec}", delta_case("a later codec", UPGRADE, framed(13, b"no frame", codec))
+    yield "delta-bad-codec-alone", delta_case("a later codec, and nothing else", UPGRADE, b"\2")
 
 
 def one_row(s: Segment) -> bytes:
