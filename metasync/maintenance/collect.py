@@ -8,6 +8,7 @@ next run of any device takes. Pushes never wait; one that had begun stores again
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -206,13 +207,17 @@ class _Collection:
         walked = line.all_named(mark(roots, self.marked, base.index.__contains__, retained.replacing), base)
         try:
             contents.walk(walked)
-        except MetaSyncError as e:
-            if isinstance(e, DamagedError):
-                e.next_step = (
-                    "Nothing was deleted: what a version needs that cannot be read is not known. "
-                    "`metasync check --read-data` tells more; `--keep-last 1` gives the older versions up."
-                )
-            raise
+        except DamagedError as e:
+            from metasync.maintenance import lost
+
+            error, gone = lost.named(self.s, base, e)
+            paths = dict.fromkeys(shlex.quote(one.path_str) for one in gone[: lost.NAMED_MAX] if one.path[-1:] != b"/")
+            way = f"`metasync forget {' '.join(paths)}` takes that out of them; " if paths else ""
+            error.next_step = (
+                "Nothing was deleted: what a version needs that cannot be read is not known. `metasync check --repair` "
+                f"on a device that has it stores it again; {way}`--keep-last 1` gives the older versions up."
+            )
+            raise error from e
 
     def _strays(self, found: _Found) -> list[int]:
         """The generations of packs that no index names and no fence lets go: of pushes that broke off or are under way.

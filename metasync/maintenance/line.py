@@ -91,8 +91,18 @@ def all_named(walk: Generator[Needs, Bytes, T], base: Agreed) -> Generator[Needs
     try:
         needs = next(walk)
         while True:
-            if lost := sum(i not in base.index for i in needs[1]):
-                raise DamagedError(f"{lost:,} directories or versions are in no pack that is agreed")
+            if lost := tuple(i for i in needs[1] if i not in base.index):
+                error = DamagedError(f"{_count(needs[0], len(lost))} in no pack that is agreed")
+                error.objects = lost
+                raise error
             needs = walk.send((yield needs))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def _count(kind: ObjectKind, lost: int) -> str:
+    one, many = {
+        ObjectKind.DIR: ("directory", "directories"),
+        ObjectKind.FILE: ("list of a file's chunks", "lists of files' chunks"),
+    }.get(kind, ("version", "versions"))
+    return f"{lost:,} {one if lost == 1 else many} {'is' if lost == 1 else 'are'}"

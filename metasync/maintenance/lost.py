@@ -26,6 +26,7 @@ from metasync.store.deltas import Given
 from metasync.transfer.contents import Contents
 
 PATHS_HELD: Final = 20_000
+NAMED_MAX: Final = 10  # of the paths that an error names
 LOOK_BACK_MAX: Final = 4096  # versions without a push between two pushes
 CHUNKED_TOGETHER_BYTES: Final = 16 << 30  # of files whose chunks are looked at together: some 16,000 chunks
 
@@ -168,6 +169,22 @@ def gone_files(s: Session, agreed: Agreed, gone: Container[bytes]) -> tuple[Gone
         ranges.go_back(version, later)
         later = version
     return ranges.all(later.number if later is not None else 0)
+
+
+def named(s: Session, agreed: Agreed, error: DamagedError) -> tuple[DamagedError, tuple[Gone, ...]]:
+    """The error of an object that kept versions need, with the paths and versions that need it and who wrote these."""
+    found = gone_files(s, agreed, error.objects) if error.objects else ()
+    told = []
+    for one in found[:NAMED_MAX]:
+        versions = f"version {one.first}" if one.first == one.last else f"versions {one.first} to {one.last}"
+        who = "a device"
+        with contextlib.suppress(MetaSyncError):
+            who = unreadable.author(s, s.runtime.run(s.group.state_at(agreed.state, one.first)))
+        told.append(f"{one.path_str} of {versions}, which {who} wrote")
+    told += [f"{len(found) - NAMED_MAX:,} more"] if len(found) > NAMED_MAX else []
+    out = DamagedError(": ".join([error.message, *(["; ".join(told)] if told else [])]), next_step=error.next_step)
+    out.objects = error.objects
+    return out, found
 
 
 class _Ranges:

@@ -124,7 +124,8 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
                 break
     if found is None:
         return error
-    return told(s, found, error, _directories(contents, base, target) if lost else "")
+    dirs, files = _lost_paths(contents, base, target, lost) if lost else ("", "")
+    return told(s, found, error, dirs, files)
 
 
 def _by_its_own(s: Session, state: State, target: Agreed, contents: Contents) -> Contents:
@@ -140,12 +141,13 @@ def _by_its_own(s: Session, state: State, target: Agreed, contents: Contents) ->
         return contents
 
 
-def _directories(contents: Contents, base: Agreed, target: Agreed) -> str:
-    """Names the directories that are lost of what `target` has and `base` has not; "" if there are none.
+def _lost_paths(contents: Contents, base: Agreed, target: Agreed, nowhere: Collection[bytes]) -> tuple[str, str]:
+    """Names the directories that are lost of what `target` has and `base` has not, and the files that are made of what
+    is `nowhere`; "" if there are none.
 
     A few directories may say very many paths, so that only so many are gone through.
     """
-    lost, gone, opened = set[bytes](), set[bytes](), 0
+    lost, files, gone, opened = set[bytes](), set[bytes](), set[bytes](), 0
 
     def unread(ids: Sequence[bytes], error: MetaSyncError) -> None:
         gone.update(ids if isinstance(error, DamagedError) else ())
@@ -156,14 +158,33 @@ def _directories(contents: Contents, base: Agreed, target: Agreed) -> str:
         if opened > OPENED_MAX:
             raise DamagedError(f"more than {OPENED_MAX:,} directories")
 
+    def take(found: Sequence[tuple[bytes, Entry | None, Entry | None]]) -> None:
+        for path, new, _ in found:
+            if new is not None and _is_read(new) and len(files) <= NAMED_MAX and _is_made_of(contents, new, nowhere):
+                files.add(path)
+
     losses = walk_large.Losses(lambda path, node_id: lost.update({path or b"/"} if node_id in gone else ()))
     trees = target.tree_root, base.tree_root
     with contextlib.suppress(MetaSyncError):
-        walked = walk_large.compare(*trees, contents.size_of, lambda _: None, losses=losses, opened=count)
+        walked = walk_large.compare(*trees, contents.size_of, take, losses=losses, opened=count)
         contents.walk(walked, on_lost=unread)
-    named = [path_str(path) for path in sorted(lost)[:NAMED_MAX]]
-    if len(lost) > NAMED_MAX:
-        named.append(f"{len(lost) - NAMED_MAX:,} more directories")
+    return _some(lost, "directories"), _some(files, "files")
+
+
+def _is_made_of(contents: Contents, entry: Entry, nowhere: Collection[bytes]) -> bool:
+    """Whether a file needs one of these objects, as far as its list of chunks can be read."""
+    if not entry.root or entry.root in nowhere:
+        return (entry.root or entry.content) in nowhere
+    try:
+        return any(c.id in nowhere for c in contents.walk(walk.chunks((entry.root,)))[entry.root])
+    except CANNOT_BE_READ:
+        return False
+
+
+def _some(paths: Collection[bytes], what: str) -> str:
+    named = [path_str(path) for path in sorted(paths)[:NAMED_MAX]]
+    if len(paths) > NAMED_MAX:
+        named.append(f"{len(paths) - NAMED_MAX:,} more {what}" if what == "directories" else f"more {what}")
     return ", ".join(named)
 
 
@@ -234,14 +255,20 @@ def author(s: Session, state: State) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
 
 
-def told(s: Session, state: State, error: MetaSyncError, lost: str = "") -> MetaSyncError:
-    """The error for a version that cannot be read. `lost`: directories that are lost with it."""
+def told(s: Session, state: State, error: MetaSyncError, lost: str = "", files: str = "") -> MetaSyncError:
+    """The error for a version that cannot be read. `lost`: directories that are lost with it; `files`: and these."""
     message = f"version {state.v}, which {author(s, state)} wrote, cannot be read: {error.message}"
-    message += f"; what is in {lost} is not known" if lost else ""
+    message += f"; what is in {lost} is not known" if lost else f"; of {files} not all is there" if files else ""
     go_on = f"`metasync skip {state.v}` goes on without it, for all devices"
     if isinstance(error, UpgradeError):
         step = f"{error.next_step} If no newer MetaSync reads it either: {go_on}.".strip()
         out: MetaSyncError = UpgradeError(message, next_step=step)
+    elif files and not lost:
+        out = UnreadableError(
+            message,
+            next_step="`metasync check --repair` on a device that has it stores it again. "
+            "On any other it gives that up, and all else comes.",
+        )
     else:
         out = UnreadableError(
             message, next_step=f"`metasync check --read-data` tells what is lost. If nothing brings it back: {go_on}."

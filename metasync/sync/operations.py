@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SYNC_ROUNDS_MAX: Final = 10
 DAY_S: Final = 86_400
+WITHOUT_CLONE: Final = "clone", "check --repair"  # a repair may be what a clone waits for
 
 
 class Lazy:
@@ -64,7 +65,7 @@ def changing(work: Operations, what: str, *, reopen: bool = False) -> Iterator[S
     """
     try:
         with work.begun(what) as s:
-            finish(s, cloning=what == "clone")
+            finish(s, cloning=what in WITHOUT_CLONE)
             yield s
     finally:
         if reopen:
@@ -168,7 +169,7 @@ def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:
 def finish(s: Session, *, cloning: bool = False) -> None:
     """Finishes a checkout that was interrupted, looks at what checkouts replaced, and brings the rest of a clone.
 
-    `cloning`: the caller is going to bring the clone.
+    `cloning`: the caller is going to bring the clone, or needs none.
     """
     if any(s.db.has(key) for key in (PLAN_KEY, INODES_KEY)) or s.tree.disk.names(s.tree.state_dir(b"tmp")):
         from metasync.checkout.checkout import Checkout
