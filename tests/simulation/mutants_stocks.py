@@ -12,12 +12,12 @@ from metasync.consensus.records.state import State
 from metasync.maintenance import collect, moved, sweep
 from metasync.moving import rebalance, reconfigure, surplus
 from metasync.runtime.effects import Task
-from metasync.store import moves
+from metasync.store import deltas, moves
 from metasync.store.moves import Places
 from metasync.sync.packing import Packing
 from metasync.transfer.upload import Notes
 from simulation.mutants import mutant, rewritten
-from simulation.scenarios import changed_often, collected_often
+from simulation.scenarios import changed_often, collected_deltas, collected_often
 
 # Indexes.
 
@@ -91,6 +91,13 @@ def _delete_by_old() -> Iterator[None]:
     first = "before = s.indexes.retained(base.state)", f"{old}\n    before = s.indexes.retained(base.state)"
     judged = rewritten(collect._Collection, "_swept", ("marked = base.index,", f"marked = {old},"))
     with judged, rewritten(collect._Collection, "look", first):
+        yield
+
+
+@mutant("gc-no-bases", "a collection keeps no blob for the deltas alone that are made of it", collected_deltas)
+def _no_bases() -> Iterator[None]:
+    unseen = rewritten(deltas, "with_bases", ("in _marked_deltas(index, marked):", "in ():"))
+    with unseen, rewritten(deltas, "is_relied_on", ("and delta_at(record.tags, located).base in needed", "")):
         yield
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import open_object
 from metasync.consensus.records.state import ZERO_HASH, State
+from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.objects import walk
+from metasync.objects import delta, walk
 from metasync.objects.model import Ids, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.session import open_backend
 from metasync.store import pack_format
 from metasync.store.index import decode_root, decode_segment, joined
+from metasync.store.pack_format import DELTA, DEPTH_MAX, delta_at
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.store.retained import Retained
 from simulation.network import Store
@@ -42,6 +45,7 @@ class Library:
             if any(path in held.get(name, ()) for name, path in places):
                 self._by_hash.setdefault(digest, stocks.metas[digest])
         self._objects: dict[bytes, tuple[ObjectKind, bytes]] = {}
+        self._deltas: dict[bytes, set[tuple[int, bytes, bytes]]] = {}  # by blob: (depth, base, bytes) of each
         self.dropped = False  # whether a recovery found packs of which nothing was left: then history has holes
 
     def _meta(self, kind: RecordKind, digest: bytes, what: str) -> bytes:
@@ -79,6 +83,7 @@ class Library:
             for (_, name), data in self.stocks.bodies.items():
                 self._read_pack(name, data, self._form(state))
             out |= {data for kind, data in self._objects.values() if kind is ObjectKind.BLOB}
+            out |= {data for data in map(self._made_of_a_delta, self._deltas) if data is not None}
         return out
 
     def _form(self, state: State) -> PackFormat:
@@ -124,13 +129,33 @@ class Library:
             raw = read_segment(header, stored, number, segment, form, verified=True)
             located = [o for o in footer.objects if o.segment == number]
             for item, piece in read_objects(raw, located, self.ids.of):
-                self._objects[item.id] = (item.kind, bytes(piece))
+                if item.encoding == DELTA:
+                    row = delta_at(footer.tags, item)
+                    self._deltas.setdefault(item.id, set()).add((row.depth, row.base, bytes(piece)))
+                else:
+                    self._objects[item.id] = (item.kind, bytes(piece))
 
     def _object(self, kind: ObjectKind, object_id: bytes) -> bytes:
         found = self._objects.get(object_id)
-        if found is None or found[0] != kind:
-            raise Violation(f"{kind.name.lower()} {object_id.hex()[:16]}, which a version names, is in no pack")
-        return found[1]
+        if found is not None and found[0] == kind:
+            return found[1]
+        data = self._made_of_a_delta(object_id) if kind is ObjectKind.BLOB else None
+        if data is None:
+            of = " but as a delta that does not open" if object_id in self._deltas else ""
+            raise Violation(f"{kind.name.lower()} {object_id.hex()[:16]}, which a version names, is in no pack{of}")
+        return data
+
+    def _made_of_a_delta(self, object_id: bytes, below: int = DEPTH_MAX + 1) -> bytes | None:
+        """A blob that is stored as a delta of less than this depth; None: none opens (format.md, 5.8)."""
+        for depth, base_id, data in sorted(self._deltas.get(object_id, ())):
+            if depth >= below:
+                return None
+            whole = self._objects.get(base_id)
+            base = self._made_of_a_delta(base_id, depth) if whole is None else whole[1]
+            with suppress(FormatError, UpgradeError):
+                if base is not None and self.ids.of(ObjectKind.BLOB, made := delta.opened(base, data)) == object_id:
+                    return made
+        return None
 
     def _tree(self, root: bytes) -> set[bytes]:
         task = walk.flatten(root)
