@@ -17,13 +17,16 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from metasync.backends._folder_checks import doubt, place_of
-from metasync.backends.api import BackendUrl, Inventory, Listed, LogForm, Space
+from metasync.backends.api import BackendUrl, Change, Inventory, Listed, LogForm, Space
 from metasync.backends.names import TEMP_PREFIX, check_part, count_bytes, is_name, split_folder, split_path
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import KNOWN_FOLDERS_MAX
+
+if TYPE_CHECKING:
+    from metasync.backends._folder_watch import Watched
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: a pipe with that name must not hang the open that finds out it is one.
@@ -52,6 +55,7 @@ class FolderBackend:
         self._root_id: tuple[int, int] | None = None
         self._making = threading.Lock()
         self._known: set[tuple[str, ...]] = set()
+        self._watched: Watched | None = None
         with _as_backend_errors("open", root):
             root_fd = self._open_root()
             try:
@@ -132,6 +136,22 @@ class FolderBackend:
 
         return walk.inventory(path, cursor, lambda folders: {folder: self.list(folder) for folder in folders})
 
+    def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
+        """By the events of this machine; on Linux, and where all writers are on this machine."""
+        from metasync.backends._folder_watch import Watched  # which only a program that runs on needs
+
+        parts = split_path(path)
+        with self._making:
+            watched = self._watched = self._watched or Watched(self._root)
+        with _as_backend_errors("watch", f"{path} in {self._root}"):
+            try:
+                return watched.wait(path, cursor, timeout_s, lambda: self._descend(tuple(parts), make=False))
+            except FileNotFoundError as error:
+                raise NotFoundError(f"{path} is not in {self._root}") from error
+
+    if sys.platform != "linux":
+        del watch
+
     def delete(self, path: str) -> None:
         *above, name = split_path(path)
         with (
@@ -168,7 +188,10 @@ class FolderBackend:
                 os.rmdir(name, dir_fd=folder)
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Ends watches; nothing else is held open between calls."""
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.close()
 
     @contextlib.contextmanager
     def _folder(self, parts: tuple[str, ...], *, make: bool = False) -> Iterator[int]:

@@ -168,6 +168,14 @@ def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
         raise _not_loaded(url.scheme, error) from error
 
 
+def is_watchable(scheme: str) -> bool:
+    """Whether stores of a scheme can be watched (`Watches`); False where it is not installed."""
+    try:
+        return hasattr(_load(scheme), "watch")
+    except (UsageError, ImportError):
+        return False
+
+
 def digest_kind(scheme: str) -> str | None:
     """The kind of digest that stores of a scheme tell (`TellsDigests`); None for none, or where it is not installed."""
     try:

@@ -3,14 +3,17 @@
 In quiet one backend is asked, the next one each time, about once a minute: one request for the entry after the last one
 known of its log. Only if it shows something, a quorum is asked. So a backend that lies or lags hides news until it is
 another one's turn. After something happened it is asked sooner; where nothing happens for long, more seldom; always
-with jitter, for many devices began with the same event. A hint (a broker, a long poll) has it asked soon. A look that
-failed is made again after growing pauses. A quorum is asked without any news once an hour: an era may have ended.
+with jitter, for many devices began with the same event. A look that failed is made again after growing pauses. A quorum
+is asked without any news once an hour: an era may have ended.
+
+A hint has somebody asked soon: a watch of a backend, that backend; a broker, a quorum. A hint that comes during a look
+is not answered by it. While something tells of news by itself, looks are rare, and go to backends that nothing watches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Literal
 
 from metasync.service.batch import Pauses
 
@@ -19,10 +22,14 @@ SOON_S: Final = (5.0, 10.0, 20.0, 40.0)  # after something happened
 LATE_AFTER_S: Final = 3600.0  # without news, and it is asked more seldom
 LATE_S: Final = 300.0
 HINT_S: Final = 0.05  # after a hint: several come at once
-HINTS_EVERY_S: Final = 2.0  # a hint is nobody's word: so many looks it may cause
+HINTS_EVERY_S: Final = 1.0  # a hint is nobody's word: so many looks it may cause
 QUORUM_S: Final = 3600.0
-COVERED_S: Final = 3600.0  # where something tells of news by itself (a broker, a long poll), it is asked so seldom
+COVERED_QUORUM_S: Final = 6 * 3600.0
+COVERED_S: Final = {"broker": 600.0, "watch": 2400.0}  # between looks, by what tells; a broker knows not all devices
 JITTER: Final = 0.2
+ANYBODY: Final = ""  # who hints, where it is no watch of a backend
+
+Teller = Literal["broker", "watch"]
 
 
 class Hearing:
@@ -33,12 +40,26 @@ class Hearing:
         self._step = len(SOON_S)
         self._turn = int(draw() * 1000)
         self._news_at = now
-        self._quorum_at = -QUORUM_S
+        self._quorum_at = -COVERED_QUORUM_S
         self._asked_at = now
-        self._hinted = False
-        self.is_covered = False
+        self._hints: set[str] = set()  # who told of news since the last look began
+        self._tellers: set[Teller] = set()
         self.pauses = Pauses(draw)
         self.due = now
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether something tells of news by itself."""
+        return bool(self._tellers)
+
+    def covered(self, now: float, by: Teller, is_so: bool) -> None:
+        """A broker or a watch tells of news by itself from now on, or does so no more."""
+        if is_so == (by in self._tellers):
+            return
+        (self._tellers.add if is_so else self._tellers.discard)(by)
+        if not self._hints and not self.pauses.failures:
+            self._plan(self._asked_at)
+            self.due = max(self.due, now)
 
     def happened(self, now: float) -> None:
         """This device pushed or pulled: others may answer."""
@@ -48,7 +69,7 @@ class Hearing:
     def looked(self, now: float, *, news: bool, quorum: bool) -> None:
         """A look ended well. `quorum`: a quorum was asked."""
         self.pauses.passed()
-        self._asked_at, self._hinted = now, False
+        self._asked_at = now
         if quorum:
             self._quorum_at = now
         if news:
@@ -59,34 +80,50 @@ class Hearing:
 
     def failed(self, now: float) -> None:
         """A look failed."""
-        self._asked_at, self._hinted = now, False
+        self._asked_at = now
+        self._hints.clear()  # a quorum is asked next
         self.due = self.pauses.failed(now)
 
-    def hint(self, now: float) -> None:
-        """Somebody says that there is something new."""
-        self._hinted = True
-        self.due = min(self.due, max(now + HINT_S, self._asked_at + HINTS_EVERY_S, self.pauses.until))
+    def hint(self, now: float, by: str = ANYBODY) -> None:
+        """Somebody says that there is something new. `by`: the backend whose watch says so."""
+        self._hints.add(by)
+        self.due = min(self.due, self._hinted_at(now))
 
     def ask(self, now: float) -> None:
         """The user wants to know now."""
-        self._hinted = True
+        self._hints.add(ANYBODY)
         self.pauses.passed()
         self.due = now
 
-    def whom(self, now: float, backends: Sequence[str]) -> str | None:
-        """The one backend to ask; None: a quorum."""
-        if not backends or self._hinted or self.pauses.failures or now - self._quorum_at >= QUORUM_S:
+    def whom(self, now: float, backends: Sequence[str], watched: Collection[str] = ()) -> str | None:
+        """Begins a look. -> the one backend to ask; None: a quorum. `watched`: those that something watches."""
+        hints, self._hints = self._hints, set()
+        quorum_s = COVERED_QUORUM_S if self.is_covered else QUORUM_S
+        if not backends or self.pauses.failures or now - self._quorum_at >= quorum_s or not hints <= {*backends}:
             return None
+        if hints:
+            first = min(hints)
+            self._hints |= hints - {first}  # each is asked what it knows: what it told of may be this device's own
+            return first
         self._turn += 1
-        return sorted(backends)[self._turn % len(backends)]
+        silent = sorted({*backends} - {*watched}) if self.is_covered else ()
+        from_these = silent or sorted(backends)
+        return from_these[self._turn % len(from_these)]
 
-    def _plan(self, now: float) -> None:
-        if self._step < len(SOON_S):
+    def _hinted_at(self, now: float) -> float:
+        return max(now + HINT_S, self._asked_at + HINTS_EVERY_S, self.pauses.until)
+
+    def _plan(self, since: float) -> None:
+        """Says when the next look is due, after one that ended at that time."""
+        if self._hints:
+            self.due = self._hinted_at(since)
+            return
+        if self._step < len(SOON_S) and "watch" not in self._tellers:
             wait_s = min(SOON_S[self._step], self._ask_s)
-        elif self.is_covered:
-            wait_s = max(COVERED_S, self._ask_s)
-        elif now - self._news_at >= LATE_AFTER_S:
+        elif self._tellers:
+            wait_s = max(*(COVERED_S[by] for by in self._tellers), self._ask_s)
+        elif since - self._news_at >= LATE_AFTER_S:
             wait_s = max(LATE_S, self._ask_s)
         else:
             wait_s = self._ask_s
-        self.due = now + wait_s * (1 - JITTER + 2 * JITTER * self._draw())
+        self.due = since + wait_s * (1 - JITTER + 2 * JITTER * self._draw())

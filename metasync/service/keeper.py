@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from metasync.errors import CancelledError, MetaSyncError, PausedError, WorkspaceError
 from metasync.local import settings as preferences
@@ -38,13 +38,17 @@ from metasync.service import problems as told
 from metasync.service.account import Account
 from metasync.service.batch import Batch, Batching, Pauses
 from metasync.service.changes import Changes
-from metasync.service.hearing import ASK_S, Hearing
+from metasync.service.hearing import ANYBODY, ASK_S, Hearing, Teller
+from metasync.service.long_polls import LongPolls
 from metasync.service.problems import NEEDS_A_HAND
 from metasync.service.watch import Watching, watch
 from metasync.session import peek
 from metasync.session.connections import Machine
 from metasync.session.folder import DB_FILE, STATE_DIR
 from metasync.workspace import Workspace
+
+if TYPE_CHECKING:
+    from metasync.backends.api import Backend
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -75,17 +79,19 @@ class Keeper:
         wall: Callable[[], float] = time.time,
         draw: Callable[[], float] = random.random,
         watching: Callable[..., Watching] = watch,
+        long_polls: Callable[..., LongPolls] = LongPolls,
     ) -> None:
         """`clock` never goes back, `wall` gives seconds since 1970, `draw` random numbers from 0 to 1."""
         self.directory = Path(directory)
         self.published: Callable[[], None] = lambda: None
-        self._machine, self._watching, self._clock, self._wall = machine, watching, clock, wall
+        self._machine, self._watching, self._clock, self._wall = machine or Machine(), watching, clock, wall
         now = clock()
         self._batch = Batch(Batching.of(settings.values), Pauses(draw))
         self._hearing = Hearing(now, draw, _ask_s(settings))
         self._opening = Pauses(draw)
         self._account = Account(self.directory, tell, clock, wall)
         self._changes = Changes(self.directory, self._note_change)
+        self._polls = long_polls(self._way, self.hint, lambda works: self.covered("watch", works))
         self._wakes = threading.Condition(threading.RLock())
         self._calls: deque[tuple[Callable[[Workspace], Any], Future[Any]]] = deque()
         self._allowed: set[str] = set()  # what the user has allowed past a guard
@@ -112,10 +118,16 @@ class Keeper:
             self._opening.passed()
             self._wakes.notify_all()
 
-    def hint(self) -> None:
-        """Somebody says that something is new: a look soon."""
+    def hint(self, by: str = ANYBODY) -> None:
+        """Somebody, or the watch of a backend, says that something is new: a look soon."""
         with self._wakes:
-            self._hearing.hint(self._clock())
+            self._hearing.hint(self._clock(), by)
+            self._wakes.notify_all()
+
+    def covered(self, by: Teller, is_so: bool) -> None:
+        """A broker or a watch tells of news by itself from now on, or does so no more."""
+        with self._wakes:
+            self._hearing.covered(self._clock(), by, is_so)
             self._wakes.notify_all()
 
     def pause(self, until_s: float | None) -> None:
@@ -216,7 +228,9 @@ class Keeper:
         assert workspace is not None
         self._serve()
         if self._paused():
+            self._polls.end()
             return now + FOLDER_S
+        self._polls.follow(peek.watchable(workspace._connections))
         if now >= self._walk_at:
             self._walk_at = now + (RESCAN_S if self._changes.short is None else RESCAN_SHORT_S)
             self._changes.renew()
@@ -300,7 +314,12 @@ class Keeper:
         self._refuse_calls(error)
         return self._opening.failed(self._clock())
 
+    def _way(self, to: peek.Watchable) -> Backend:
+        """A way to a backend that is watched, apart from those of the workspace, which rest while nothing happens."""
+        return self._machine.way(to.name, to.link, suspected=False)
+
     def _close(self) -> None:
+        self._polls.end()
         self._changes.end()
         self._changes.is_lost = False
         with self._wakes:
@@ -392,11 +411,15 @@ class Keeper:
         if report.pulled is not None:
             self._pulled(workspace, report.pulled)
         if report.version is not None:
-            self._hearing.happened(self._clock())
+            self._happened()
             self._account.update(version=report.version, pushed_s=self._wall())
             self.published()
         self._changes.follow_rules(workspace._db)
         self._account.conflicts(workspace._db.records(CONFLICTS))
+
+    def _happened(self) -> None:
+        with self._wakes:
+            self._hearing.happened(self._clock())
 
     def _failed(self, verb: str, error: Exception) -> None:
         now = self._clock()
@@ -422,7 +445,8 @@ class Keeper:
         whom, has_news = None, True
         try:
             with workspace._session("look") as s:
-                whom = self._hearing.whom(self._clock(), peek.voters(s))
+                with self._wakes:
+                    whom = self._hearing.whom(self._clock(), peek.voters(s), self._polls.watched)
                 has_news = whom is None or peek.shows_news(s, whom) is not False
                 if whom is not None:
                     self._account.back(whom)
@@ -433,7 +457,8 @@ class Keeper:
                 self._failed("pull", e)
                 return
             has_news = False  # it did not answer: another one's turn is next
-        self._hearing.looked(self._clock(), news=False, quorum=has_news)
+        with self._wakes:
+            self._hearing.looked(self._clock(), news=False, quorum=has_news)
         self._account.update(looked_s=self._wall())
 
     def _pull(self, workspace: Workspace) -> None:
@@ -450,7 +475,7 @@ class Keeper:
         self._account.pulled(report)
         self._account.update(version=report.version)
         if report.version != report.before:
-            self._hearing.happened(self._clock())
+            self._happened()
             self._account.update(pulled_s=self._wall())
         self._account.conflicts(workspace._db.records(CONFLICTS))
 

@@ -244,10 +244,14 @@ class InotifyWatch:
             if known is not None:
                 self._drop(known)
             path = above.path + b"/" + name if above.above is not None else name
-            if not self._leaves_out(path):
+            if not self._leaves_out(path) and not self._is_another(above):
                 self._cover(above, name)
                 self._hears.tree(path)
                 self._tell_short()
+
+    def _is_another(self, node: _Dir) -> bool:
+        """Whether a directory is a workspace of its own."""
+        return node.above is not None and os.path.isdir(os.path.join(self._top, node.path, STATE_NAME))
 
     def _hear_cookie(self, name: bytes) -> None:
         with self._cookie:

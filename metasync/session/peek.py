@@ -1,12 +1,44 @@
-"""A look at one backend, for one request: whether its log shows anything after what is known of it."""
+"""A look at one backend, for one request: whether its log shows anything after what is known of it.
+
+And where a backend would tell of an entry by itself: what a watch of it waits for.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
+from metasync.backends.registry import is_watchable, parse_url
 from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.participant import OP_TIMEOUT_S
 from metasync.errors import NotFoundError
 from metasync.runtime.effects import Op, Reply, Task
 from metasync.session.session import Session
+
+if TYPE_CHECKING:
+    from metasync.session.connections import Connections
+    from metasync.session.folder import Link
+
+
+class Watchable(NamedTuple):
+    """A backend that votes and can be watched. `path`: the folder of its votes, from the root of the store."""
+
+    name: str
+    link: Link
+    path: str
+
+    @property
+    def scheme(self) -> str:
+        return self.link.url.partition(":")[0]
+
+
+def watchable(connections: Connections) -> tuple[Watchable, ...]:
+    """The linked voting backends that tell of changes by themselves, sorted by name. Asks nobody."""
+    found = []
+    for entry, acceptor in connections.config.acceptors:
+        way = connections.ways.get(entry.backend_id)
+        if way is not None and is_watchable(parse_url(way.link.url).scheme):
+            found.append(Watchable(way.name, way.link, f"{way.link.folder}/{acceptor.acceptor_id.hex()}"))
+    return tuple(sorted(found))
 
 
 def voters(s: Session) -> list[str]:

@@ -78,6 +78,9 @@ class FakeKeeper:
     def hint(self) -> None:
         self.asked.append("hint")
 
+    def covered(self, by: str, is_so: bool) -> None:
+        self.asked.append((by, is_so))
+
     def pause(self, until_s: float | None) -> None:
         self.asked.append(("pause", until_s))
         self.now = replace(self.now, doing="paused", paused_until_s=float("inf") if until_s is None else until_s)

@@ -100,6 +100,7 @@ class Lab:
         self.root = root
         self.faults: dict[str, FaultyBackend] = {}
         self.counts: dict[str, CountingBackend] = {}
+        self._all_counts: list[tuple[str, CountingBackend]] = []  # of all who opened it, by place
         self.quotas: dict[str, Quota] = {}
         self.silent: set[str] = set()
         self.open_workspaces: list[Workspace] = []
@@ -130,6 +131,7 @@ class Lab:
                     setattr(faults, switch, getattr(faults_before, switch))
             self.faults[place] = faults
             self.counts[place] = inner
+            self._all_counts.append((place, inner))
         return faults
 
     def _limited(self, place: str, backend: Backend) -> Backend:
@@ -153,6 +155,10 @@ class Lab:
 
     def store(self, name: str) -> Path:
         return self.root / "stores" / name
+
+    def requests(self, *names: str) -> int:
+        """How many calls all devices have made, on these backends or on all."""
+        return sum(count.count().requests.total() for name, count in self._all_counts if not names or name in names)
 
     def lose(self, name: str) -> Path:
         """Takes a store's folder away at once, however much is being written into it. Returns where it lies now."""

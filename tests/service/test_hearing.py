@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from metasync.service.hearing import Hearing
+import pytest
+
+from metasync.service.hearing import Hearing, Teller
 
 NAMES = ("one", "two", "three")
 
@@ -66,7 +68,7 @@ def test_a_hint_asks_a_quorum_soon_and_many_hints_do_so_once() -> None:
     h.looked(10.05, news=False, quorum=True)
     for at in range(100):
         h.hint(10.1 + at / 1000)
-    assert h.due == 12.05
+    assert h.due == 11.05
 
 
 def test_a_flood_of_hints_is_bounded() -> None:
@@ -77,7 +79,7 @@ def test_a_flood_of_hints_is_bounded() -> None:
             looks += 1
             h.looked(now, news=False, quorum=True)
         now += 0.01
-    assert looks <= 31
+    assert looks <= 61
 
 
 def test_pauses_after_failures_grow_and_hints_do_not_pass_them_by() -> None:
@@ -90,8 +92,96 @@ def test_pauses_after_failures_grow_and_hints_do_not_pass_them_by() -> None:
     assert h.due == until - 99.0
 
 
-def test_where_something_tells_of_news_it_is_hardly_asked() -> None:
+def day(h: Hearing, *watched: str) -> Counter[str | None]:
+    """Who is asked in a day where something tells of news."""
+    hours(h, h.due, h.due + 7 * 3600.0)
+    now, asked = h.due, Counter[str | None]()
+    end = now + 24 * 3600.0
+    while (now := max(now, h.due)) < end:
+        whom = h.whom(now, NAMES, watched)
+        asked[whom] += 1
+        h.looked(now, news=False, quorum=whom is None)
+    return asked
+
+
+@pytest.mark.parametrize(("by", "most"), [("watch", 48), ("broker", 160)])
+def test_where_something_tells_of_news_it_is_hardly_asked(by: Teller, most: int) -> None:
     h = Hearing(0.0, random.Random(4).random)
-    h.is_covered = True
-    hours(h, 0.0, 300.0)
-    assert sum(hours(h, 300.0, 3900.0).values()) <= 3
+    h.covered(0.0, by, True)
+    assert h.is_covered
+    asked = day(h)
+    assert 24 <= sum(asked.values()) <= most
+    assert asked[None] <= 5, "a quorum"
+
+
+def test_rare_looks_go_to_backends_that_nothing_watches() -> None:
+    h = Hearing(0.0, random.Random(5).random)
+    h.covered(0.0, "watch", True)
+    asked = day(h, "two")
+    assert asked["two"] == 0
+    assert asked["one"] > 0
+    assert asked["three"] > 0
+    assert day(h, *NAMES)["two"] > 0, "where all are watched, a watch that says nothing is looked at all the same"
+
+
+def test_what_tells_of_news_no_more_has_them_asked_as_if_it_had_never_done_so() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    h.covered(1.0, "watch", True)
+    h.covered(2.0, "broker", True)
+    assert h.due == 2400.0
+    h.covered(3.0, "watch", False)
+    assert h.due == 600.0
+    h.covered(300.0, "broker", False)
+    assert h.due == 300.0, "nobody was asked for longer than a minute"
+    h.covered(301.0, "broker", False)
+    assert h.due == 300.0
+
+
+def test_what_tells_and_tells_no_more_again_and_again_keeps_no_look_from_being_due() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    for at in range(0, 120, 2):
+        h.covered(float(at), "broker", True)
+        h.covered(at + 1.0, "broker", False)
+    assert h.due < 120.0
+
+
+def test_a_watch_has_its_backend_asked_and_anybody_else_a_quorum() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    h.hint(10.0, "two")
+    assert h.whom(10.05, NAMES) == "two"
+    h.looked(10.1, news=False, quorum=False)
+    h.hint(20.0, "two")
+    h.hint(20.0)
+    assert h.whom(20.05, NAMES) is None
+    h.looked(20.1, news=False, quorum=True)
+    h.hint(30.0, "in blocks")
+    assert h.whom(30.05, NAMES) is None, "it cannot be asked with one request"
+
+
+def test_each_backend_that_told_is_asked_in_turn() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    for name in ("two", "one"):
+        h.hint(10.0, name)
+    asked = []
+    for _ in range(2):
+        asked.append(h.whom(h.due, NAMES))
+        h.looked(h.due, news=False, quorum=False)
+    assert asked == ["one", "two"]
+    assert h.due > 15.0
+
+
+def test_a_hint_that_comes_during_a_look_is_not_answered_by_it() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.covered(0.0, "watch", True)
+    h.hint(10.0, "two")
+    assert h.whom(10.05, NAMES) is None, "the first look asks a quorum"
+    h.hint(10.5, "two")
+    h.looked(11.0, news=False, quorum=True)
+    assert h.due == 12.0
+    assert h.whom(12.0, NAMES) == "two"
+    h.looked(12.1, news=False, quorum=False)
+    assert h.due > 1000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,34 @@ from metasync.local.settings import Settings
 from metasync.reports.service import WorkspaceState
 from metasync.service import keeper as room
 from metasync.service.keeper import Keeper
+from metasync.session.peek import Watchable
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 
 NAMES = ("one", "two", "three")
 TURNS_MAX = 3000
 FILES = {f"{a}/{b}": f"{a}{b}".encode() for a in "xyz" for b in "0123456789"}
+
+
+class Polls:
+    """Long polls that a test answers: they watch what they are told to, and say what the test says."""
+
+    def __init__(self, _way: Any, told: Callable[[str], None], covers: Callable[[bool], None]) -> None:
+        self.told, self.covers = told, covers
+        self.backends: tuple[str, ...] = ()
+        self.watched: frozenset[str] = frozenset()
+
+    def follow(self, backends: Sequence[Watchable]) -> None:
+        self.backends = tuple(one.name for one in backends)
+
+    def begin(self, *names: str) -> None:
+        """Watches of these backends work, and no others; "": all that is to be watched."""
+        self.watched = frozenset(names)
+        self.covers(bool(names))
+
+    def end(self) -> None:
+        self.backends = ()
+        self.begin()
 
 
 class Stage:
@@ -36,9 +58,13 @@ class Stage:
         self.turns = 0
         self.keeper = Keeper(
             directory, settings=Settings(), tell=self.states.append, clock=lambda: self.now,
-            wall=lambda: self.now + 1e9, draw=lambda: 0.5,
+            wall=lambda: self.now + 1e9, draw=lambda: 0.5, long_polls=self._make_polls,
         )  # fmt: skip
         self.keeper.published = self._publish
+
+    def _make_polls(self, *words: Any) -> Any:
+        self.polls = Polls(*words)
+        return self.polls
 
     def _publish(self) -> None:
         self.published += 1
@@ -165,9 +191,89 @@ def test_a_hint_has_it_look_at_once(w: Workspace, stage: Stage, other: Workspace
 
 def test_in_quiet_it_makes_one_request_a_minute(lab: Lab, stage: Stage) -> None:
     stage.go_on(3700.0)
-    before = sum(count.count().requests.total() for count in lab.counts.values())
+    before = lab.requests()
     stage.go_on(3500.0)
-    assert sum(count.count().requests.total() for count in lab.counts.values()) - before <= 60
+    assert lab.requests() - before <= 60
+
+
+def test_where_a_watch_tells_of_news_the_backends_are_hardly_asked(lab: Lab, stage: Stage) -> None:
+    assert stage.polls.backends == ("one", "three", "two")
+    stage.polls.begin("one")
+    stage.go_on(7 * 3600.0)
+    before = lab.requests()
+    stage.go_on(24 * 3600.0)
+    assert lab.requests() - before <= 24 * 2.5, "beside 7.5 an hour for the watch itself"
+
+
+def test_where_a_broker_tells_of_news_the_backends_are_hardly_asked(lab: Lab, stage: Stage) -> None:
+    stage.keeper.covered("broker", True)
+    stage.go_on(7 * 3600.0)
+    before = lab.requests()
+    stage.go_on(24 * 3600.0)
+    assert lab.requests() - before <= 24 * 10
+
+
+def test_a_broker_that_is_lost_has_the_backends_asked_again(
+    w: Workspace, stage: Stage, other: Workspace, lab: Lab
+) -> None:
+    stage.keeper.covered("broker", True)
+    stage.go_on(3800.0)
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    before = lab.requests()
+    stage.go_on(60.0)
+    assert lab.requests() == before, "nobody told of it"
+    stage.keeper.covered("broker", False)
+    stage.go_on(200.0)
+    assert (w.directory / "y/new").exists()
+
+
+def test_what_a_watch_tells_of_is_asked_of_its_backend_and_pulled_by_a_quorum(
+    w: Workspace, stage: Stage, other: Workspace, lab: Lab
+) -> None:
+    stage.keeper.hint()  # the other device has come
+    stage.go_on(5.0)
+    stage.polls.begin("two")
+    before = [lab.requests(name) for name in NAMES]
+    stage.polls.told("two")
+    stage.go_on(2.0)
+    made = [lab.requests(name) - count for name, count in zip(NAMES, before, strict=True)]
+    assert made == [0, 1, 0], "nothing was new: a hint costs one request"
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    stage.polls.told("two")
+    stage.go_on(2.0)
+    assert (w.directory / "y/new").exists()
+
+
+def test_a_hint_that_comes_during_a_look_is_not_lost(
+    w: Workspace, stage: Stage, other: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look may have read the log before the entry came."""
+    stage.polls.begin("two")
+    pull = Workspace.pull
+
+    def late(workspace: Workspace, **words: Any) -> Any:
+        report = pull(workspace, **words)
+        if workspace.directory == w.directory and not (other.directory / "y/new").exists():
+            write(other.directory, {"y/new": b"theirs"})
+            other.push()
+            stage.polls.told("two")
+        return report
+
+    monkeypatch.setattr(Workspace, "pull", late)
+    stage.keeper.hint()
+    stage.go_on(5.0)
+    assert (w.directory / "y/new").exists()
+
+
+def test_a_pause_ends_the_watches_and_its_end_begins_them(w: Workspace, stage: Stage) -> None:
+    stage.keeper.pause(None)
+    stage.go_on(10.0)
+    assert stage.polls.backends == ()
+    stage.keeper.resume()
+    stage.go_on(10.0)
+    assert stage.polls.backends == ("one", "three", "two")
 
 
 def test_a_file_that_comes_and_goes_is_sent_never(w: Workspace, stage: Stage) -> None:

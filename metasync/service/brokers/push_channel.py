@@ -125,12 +125,16 @@ class PushChannel:
             began = time.monotonic()
             try:
                 topic = topic or keeper.call(topic_of)
-                self._hold(connect(url, topic, lambda data: self._heard(data, hints)), url, hints, ends)
+                link = connect(url, topic, lambda data: self._heard(data, hints))
+                keeper.covered("broker", True)
+                self._hold(link, url, hints, ends)
                 was_away = False
             except MetaSyncError as e:
                 if not was_away and not ends.is_set():
                     self._say("broker away", level="warning", broker=url.where, why=e.message)
                 was_away = True
+            finally:
+                keeper.covered("broker", False)
             if time.monotonic() - began >= STEADY_S:
                 pause_s = RETRY_S[0]
             ends.wait(random.uniform(0, pause_s))
