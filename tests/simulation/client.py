@@ -33,7 +33,7 @@ from simulation.machine import Secret, SimMachine, workspace
 from simulation.network import Lines, Store
 from simulation.plan import ClientPlan, Step
 from simulation.steps import CHANGES, DO, unlinked
-from simulation.user import User, tree_of
+from simulation.user import NAMES, User, tree_of
 from simulation.world import Actor, Boot, Crashed, Violation, World
 
 JOIN_TRIES: Final = 20
@@ -119,6 +119,8 @@ class Client:
             self.image = (self.volume.copy(), copied(self.tables), self.secret)
         elif step.kind == "restore":
             self._restore()
+        elif step.kind == "write":
+            self.user.write(NAMES[step.target], step.seed)
         elif step.kind == "reopen":
             self.close()
         elif step.kind == "leave":

@@ -58,9 +58,6 @@ MUTANTS: Final[dict[str, Mutant]] = {}
 _READ_BY_SOME: Final = "a skipped version that some device could read: the insider's are read by nobody"
 
 MISSING: Final[Mapping[str, str]] = {
-    "gc-no-rebase-delta": "a base is of the newest tree or of a chain that it needs: what drops it fences the push",
-    "gc-no-depth": "a depth never grows while a blob is in the index, and one that comes back is as a rule whole",
-    "gc-reuse-headless": "a collection leaves no blob in the index whose base it drops",
     "gc-no-rebase-reuse": "caught in one of some thirty plans: what only dropped versions had is hardly ever reused",
     "trim-any-place": "not caught in twenty plans: no push lasts over a change and the trim behind it",
     "trim-new-ids": "a device lists only the storage ids that the config it sees names",

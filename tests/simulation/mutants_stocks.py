@@ -11,13 +11,23 @@ from metasync.consensus.records import log_replay, state
 from metasync.consensus.records.state import State
 from metasync.maintenance import collect, moved, sweep
 from metasync.moving import rebalance, reconfigure, surplus
+from metasync.objects.model import ID_BYTES
 from metasync.runtime.effects import Task
-from metasync.store import deltas, moves
+from metasync.store import collection, deltas, moves
+from metasync.store.index import IndexSegment, rows_of
 from metasync.store.moves import Places
+from metasync.store.pack_format import DELTA
 from metasync.sync.packing import Packing
 from metasync.transfer.upload import Notes
 from simulation.mutants import mutant, rewritten
-from simulation.scenarios import changed_often, collected_deltas, collected_often
+from simulation.scenarios import (
+    base_dropped,
+    base_returns,
+    changed_often,
+    collected_deltas,
+    collected_often,
+    delta_returns,
+)
 
 # Indexes.
 
@@ -46,6 +56,33 @@ def _no_rebase_fence() -> Iterator[None]:
 def _no_rebase_epoch() -> Iterator[None]:
     counts = "not upload.counting(state.min_gen, state.epoch)", "upload.generation < state.min_gen"
     with rewritten(Packing, "upload_for", counts):
+        yield
+
+
+@mutant(
+    "gc-no-rebase-delta", "what own deltas are made of is not looked up again in the new base's index", base_dropped
+)
+def _no_rebase_delta() -> Iterator[None]:
+    with rewritten(deltas, "have_bases", ("all((depth", "True or all((depth")):
+        yield
+
+
+@mutant("gc-no-depth", "... only whether it is there, not that it lies strictly lower", base_returns)
+def _no_depth() -> Iterator[None]:
+    with rewritten(deltas, "have_bases", (" and depth < row.depth", "")):
+        yield
+
+
+@mutant("gc-reuse-headless", "an index keeps deltas that nothing needs, and a push reuses them", delta_returns)
+def _reuse_headless() -> Iterator[None]:
+    def rewritten_with(segment: IndexSegment, stays: Any, marked: Any) -> IndexSegment | None:
+        made_of: Any = {
+            row[:ID_BYTES] for part in segment.parts() for row in rows_of(part) if row[ID_BYTES] >> 4 == DELTA
+        }
+        out = collection.combined([segment], stays, deltas.Needed(marked, made_of), (), segment.tags)
+        return out if len(out.packs) else None
+
+    with mock.patch.object(collection, "rewritten", rewritten_with):
         yield
 
 

@@ -208,6 +208,62 @@ def collected_deltas(plan: Plan) -> Plan:
     return replace(collected_often(plan), features=("scenario", "back", "deltas"))
 
 
+_FILE, _OTHER = 3, 4  # of `user.NAMES`
+
+
+def _write(text: int, at_s: float, path: int = _FILE) -> Step:
+    """The user writes a long text (`user.User.write`)."""
+    return Step("write", text, at_s=at_s, target=path)
+
+
+def _collect(at_s: float) -> Step:
+    """A `gc` that keeps the last two versions."""
+    return replace(_step("gc", at_s), seed=2)
+
+
+def base_dropped(plan: Plan) -> Plan:
+    """c0 stores a delta in generation 1, and sleeps before its version is agreed; what it is made of is dropped then.
+
+    That lies in generation 0, and nothing of generation 1 goes: the fence lets c0's packs count. c1's broken push is
+    why a collection begins generation 1.
+    """
+    return _dropped(plan, (), Pounce(5, "promise", "suspend", 150.0))
+
+
+def base_returns(plan: Plan) -> Plan:
+    """The same; c0's push fails, and when it goes on with its packs, what was dropped is there again, as a delta."""
+    again = (_write(0, 140, _OTHER), _step("push", 141), _write(301, 150, 0), _step("push", 151))
+    return _dropped(plan, again)
+
+
+def _dropped(plan: Plan, again: tuple[Step, ...], *pounces: Pounce) -> Plan:
+    c0 = (_write(0, 4), _step("push", 5), _step("pull", 76), _write(1, 80), _step("push", 81))
+    c1 = (
+        *(_write(400, 19, 0), _step("push", 20), _step("pull", 100), _write(200, 101), _write(2, 102, _OTHER)),
+        *(_step("push", 103), _write(300, 109, 0), _step("push", 110), *again, _step("sync", 410)),
+    )
+    c2 = (_step("gc", 70), _collect(125), _step("sync", 420))
+    faults = [Fault(18, "refuse", n, for_s=45, client="c1", calls="create px") for n in range(3)]
+    if again:
+        faults += [Fault(78, "refuse", n, for_s=45, client="c0", calls="create px") for n in range(3)]
+    clients = {"c0": (*c0, _step("push", 300), _step("sync", 400)), "c1": c1, "c2": c2}
+    return replace(_scenario(plan, clients, tuple(faults), *pounces), features=("scenario", "deltas"))
+
+
+def delta_returns(plan: Plan) -> Plan:
+    """c0 goes back to a text that was stored as a delta of one that was dropped since.
+
+    Beside it lie long texts that are still needed, so that its pack stays.
+    """
+    others = tuple(_write(100 * (5 + n), 19, n) for n in range(3))
+    c0 = (
+        *(_write(0, 4), _step("push", 5), _write(1, 18), *others, _step("push", 20)),
+        *(_write(200, 30), _step("push", 31), _step("push", 40, 1), _collect(50), _write(1, 60), _step("push", 61)),
+    )
+    late = (_step("sync", 200), _step("push", 210, 2))
+    return replace(_scenario(plan, {"c0": c0, "c1": late, "c2": late}, ()), features=("scenario", "deltas"))
+
+
 def changed_often(plan: Plan) -> Plan:
     """Three clients push, change the backends, and move data, at the same time."""
     kinds = ("add", "remove", "demote", "promote", "copies", "rebalance", "rebalance", "rebalance")

@@ -123,7 +123,7 @@ SHOWN = (
     "apart-decided", "leap", "gc-delete-by-old", "trim-unverified", "gc-no-rebase-fence", "move-early",
     "gc-delete-unfenced", "gc-no-rebase-epoch", "gc-reuse-stored", "gc-drop-late-roots", "gc-no-repack-fence",
     "gc-fence-sinks", "trim-same-id", "trim-old-counts", "trim-last-only", "move-blind", "move-notes",
-    "trim-late", "gc-no-bases",
+    "trim-late", "gc-no-bases", "gc-no-rebase-delta", "gc-no-depth", "gc-reuse-headless",
 )  # fmt: skip
 """Mutants that a scenario of their own shows."""
 LATER = {"move-blind": 37, "trim-late": 80}  # the first seed that is tried, where those from 7 on show nothing for long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import stat as stat_
 from contextlib import suppress
@@ -11,6 +12,7 @@ from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, WRITE_FLAGS
 from simulation.disk import Node, SimDisk, Volume
 
 FILES_MAX: Final = 12
+LINES_LONG: Final = 300  # of a scenario's file
 BACK_SHARE: Final = 0.3  # of changes, where a user goes back at all
 NAMES: Final = (b"a", b"b", b"c", b"d.txt", b"e.txt", b"f.txt", b"sub", b"B", "\u00fc".encode())
 STATE: Final = b".metasync"
@@ -169,3 +171,11 @@ class User:
             if node is not moved:
                 self.own.discard(node.data)
         disk.rename(name, above, target, there)
+
+    def write(self, path: bytes, number: int) -> None:
+        """What a scenario has in a file: another text each hundred, of which the others are that with one line more."""
+        story, line = divmod(number, 100)
+        lines = [hashlib.sha256(b"%d %d" % (story, n)).hexdigest().encode() for n in range(LINES_LONG)]
+        lines[line:line] = [b"a line more"] * bool(line)
+        self._write(SimDisk(self.volume), path, b"\n".join(lines))
+        self.volume.sync()
