@@ -33,7 +33,7 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.objects import Copy, const_path, created, get_anywhere, meta_path, sealed
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.proposer import look_around
-from metasync.consensus.reconfigure import give_genesis, give_state, spread
+from metasync.consensus.reconfigure import give_genesis, give_state, spread, unclosable
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_matches,
@@ -175,6 +175,24 @@ def answering(m: Participant, enter: Enter, known: State) -> Task:
     if why := _clash(instance):
         return well, dict.fromkeys(well, why)
     return well, {name: why for name, why in instance.ended().items() if name in well}
+
+
+def unfenced(m: Participant, enter: Enter, known: State) -> Task:
+    """-> why nobody can go on from `known`, by acceptor: it changed the backends, and the logs that decided it can
+    never be closed any more (`reconfigure.unclosable`). {} where they can or need not be.
+    """
+    instance: Instance = yield from enter(known)
+    config = instance.config
+    if config.changed is None or config.changed[0] != known.v or known.hash in m.fenced:
+        return {}
+    before: State = yield from fetch_state(m, instance, known.v - 1, known.prev, known.epoch)
+    m.recovering = known.era + 1
+    try:
+        instance = yield from enter(before)
+        yield from _read_through(m, instance)
+    finally:
+        m.recovering = 0
+    return unclosable(instance, config, known)
 
 
 def _clash(instance: Instance) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Final
 from metasync.config import Config
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.chain import check_admitted, fetch_state, learn_skip
-from metasync.consensus.instance import Instance, no_quorum
+from metasync.consensus.instance import PAST_IT, Instance, no_quorum
 from metasync.consensus.objects import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
@@ -117,13 +117,20 @@ def put_config(m: Participant, base: State, old: Config, new: Config) -> Task:
     return digest
 
 
+def foreseen(m: Participant, enter: Callable[..., Task], base: State, new: Config) -> Task:
+    """-> `unclosable` for a change to `new` that would be made on `base`, by what can be read now."""
+    instance: Instance = yield from enter(base)
+    yield from look_around(m, instance, REST_S, everybody=True)
+    return unclosable(instance, new)
+
+
 def fence(m: Participant, instance: Instance, value: State, new: Config, deadline_s: float) -> Task:
     """Closes the logs of a version with DECIDED(`value`), which is known to be decided, on all acceptors it can.
 
     On a quorum, and on so many of those that stay in `new` that every quorum meets one: from then on nobody whom
     `value` excludes, and nobody who slept, can have another value accepted. DECIDED is no vote, so these first vote for
     `value` in one round. `NoQuorumError` when too few acceptors can be reached, `ExcludedError` when this device was
-    not one of those that could decide the version.
+    not one of those that could decide the version. A fence that can never be had is told so at once.
     """
     if value.hash in m.fenced:
         return
@@ -157,6 +164,8 @@ def fence(m: Participant, instance: Instance, value: State, new: Config, deadlin
         if enough(closed=True):
             m.fenced.add(value.hash)
             return
+        if reasons := unclosable(instance, new, value):
+            raise never_closed(instance, reasons)
         left = deadline - (yield Now())
         if left <= 0:
             raise no_quorum(m, instance)
@@ -233,14 +242,54 @@ def _is_enough(instance: Instance, value: State, stay: Set[bytes], *, closed: bo
 
     Before they are closed: can be. A device may have appended a vote for another value meanwhile, in a higher round.
     """
-    every_quorum = len(instance.acceptors) - instance.quorum + 1 + instance.config.f
     usable = [a for a in instance.acceptors.values() if a.born and a.log.usable]
     heard = [a for a in usable if a.log.closed == value or (not closed and a.log.closes(value))]
     for rnd in {rnd for a in heard for rnd in a.log.votes}:
         held = {a.acceptor_id for a in heard if a.log.votes.get(rnd) == value}
-        if len(held) >= instance.quorum and len(held & stay) >= min(every_quorum, len(stay)):
+        if _suffices(instance, stay, held):
             return True
     return False
+
+
+def unclosable(instance: Instance, new: Config, value: State | None = None) -> dict[str, str]:
+    """Why a change to `new` can have no fence in this version any more, by acceptor that is ended in it; {} if it can.
+
+    `value`: what was decided, None before that. A removed backend's log counts for the quorum and not for those that
+    stay, so that fewer ended acceptors than end the version may make its fence impossible (consensus.md, rule 5.5).
+    """
+    views = instance.acceptors
+    stay = {a.acceptor_id for _, a in new.acceptors} & views.keys()
+    ended = instance.ended()
+    able = {a.acceptor_id for a in views.values() if a.name not in ended and a.log.closed is None}
+
+    def closable(rnd: Round) -> set[bytes]:
+        there = {
+            a.acceptor_id
+            for a in views.values()
+            if value is not None and a.log.votes.get(rnd) == value and (a.log.closed == value or a.log.closes(value))
+        }
+        return there | {a for a in able if views[a].log.promised <= rnd}
+
+    rounds = {rnd for a in views.values() for rnd in a.log.votes}
+    if any(_suffices(instance, stay, some) for some in (able, *map(closable, rounds))):
+        return {}
+    return ended
+
+
+def never_closed(instance: Instance, reasons: Mapping[str, str]) -> NoQuorumError:
+    """What to tell where a change can have no fence any more, so that nobody can go on from it."""
+    told = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(reasons.items()))
+    return NoQuorumError(
+        f"version {instance.v} changed the backends, and cannot be closed any more: what lies in its logs leaves too"
+        f" few of those that stay ({told})",
+        next_step=PAST_IT,
+    )
+
+
+def _suffices(instance: Instance, stay: Set[bytes], held: Set[bytes]) -> bool:
+    """Whether a fence stands that is on these: on a quorum, and on one of those that stay in each quorum."""
+    every_quorum = len(instance.acceptors) - instance.quorum + 1 + instance.config.f
+    return len(held) >= instance.quorum and len(held & stay) >= min(every_quorum, len(stay))
 
 
 def _new_round(m: Participant, instance: Instance) -> Round:

@@ -25,7 +25,7 @@ from metasync.consensus import (
     birth_path,
 )
 from metasync.consensus.eras import find_record, is_withdrawn
-from metasync.consensus.new_era import Content, Held, answering, begin, end_era, seen_before, spread_record
+from metasync.consensus.new_era import Content, Held, answering, begin, end_era, seen_before, spread_record, unfenced
 from metasync.consensus.new_era import held as look
 from metasync.errors import (
     CANNOT_BE_READ,
@@ -285,7 +285,8 @@ def _lost(config: Config, without: Sequence[str]) -> set[bytes]:
 
 
 def _judge(s: Session, known: State, lost: Collection[bytes]) -> dict[str, str]:
-    """-> voting backends that can take no part in the version after `known` any more, and why.
+    """-> voting backends that can take no part in the version after `known` any more, or in closing that of `known`,
+    and why.
 
     `UsageError` where the workspace can go on without a restart; `NoQuorumError` where one that is left is away.
     """
@@ -294,13 +295,16 @@ def _judge(s: Session, known: State, lost: Collection[bytes]) -> dict[str, str]:
     well, ended = s.runtime.run(answering(m, s.group.enter, known))
     retired = {b.name for b, a in config.acceptors if a.acceptor_id in m.tombstones}  # by an earlier try
     able = [name for name in left if name not in ended and name not in retired]
-    if lost and len(able) >= needed:
+    stuck = dict[str, str]()
+    with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
+        stuck = s.runtime.run(unfenced(m, s.group.enter, known))
+    if lost and len(able) >= needed and not stuck:
         raise UsageError(
             f"the {len(able)} other voting backends make a quorum of {needed}: nothing is lost for good",
             next_step="`metasync backend remove NAME` takes a dead backend out, one after the other.",
         )
     voters = sorted(name for name in well if name not in retired and name not in ended)
-    if len(voters) >= needed:
+    if len(voters) >= needed and not stuck:
         raise UsageError(
             f"{', '.join(voters)} answer, which is a quorum of {needed}: the workspace can go on as it is",
             next_step="`metasync backend remove NAME` takes a backend out without losing what it alone knows."
@@ -321,7 +325,7 @@ def _judge(s: Session, known: State, lost: Collection[bytes]) -> dict[str, str]:
             f"this device has no way to {', '.join(unlinked)}; nothing was changed",
             next_step="`metasync backend link NAME URL` first, or name it as lost too.",
         )
-    return dict(ended)
+    return {**ended, **stuck}
 
 
 def _silent_stores(s: Session, lost: Collection[bytes], well: Collection[str]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from metasync.consensus import (
     encode_birth,
 )
 from metasync.consensus.eras import records
-from metasync.consensus.reconfigure import check_step
+from metasync.consensus.reconfigure import check_step, foreseen
 from metasync.errors import (
     BackendError,
     MetaSyncError,
@@ -111,6 +111,9 @@ def change(s: Session, wanted: Wanted, *, passphrase: str | None = None, dry_run
         if dry_run:
             moving, losses = _moving(s, base, new), _losses(s, base, alone)
             return _report(wanted, base, new, None, base.state, dry_run=True, moving=moving, weaker=weaker, **losses)
+        if s.runtime.run(foreseen(s.group.participant, s.group.enter, base.state, new)):
+            base = s.load(agreement.propose(s, base.state, Change(op_id=s.entropy(ID_BYTES))).state)
+            continue  # the next version has logs of its own, which can be closed
         moving, digest = _moving(s, base, new), _prepared(s, wanted, base, new)
         policy = None if devices is None else s.put_const(base.state, devices.encode())
         decided = agreement.propose(s, base.state, Change(op_id=op_id, config=digest, devices=policy))

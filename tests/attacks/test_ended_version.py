@@ -38,6 +38,8 @@ from metasync.errors import (
 )
 from metasync.events import Notice
 from metasync.maintenance import recover as recovering
+from metasync.moving import reconfigure
+from metasync.runtime.effects import Task
 from metasync.session import agreement
 from metasync.session.folder import NEWEST_KEY
 from metasync.workspace import Workspace
@@ -354,6 +356,72 @@ def test_recover_with_revoke_goes_past_it_and_shuts_the_device_out(lab: Lab, how
         w = lab.reopen(w)
         assert w.status().problem == "" and w.check(read_data=True).lost == ()
         assert w.log()[0].version == w.status().version
+
+
+def wide(lab: Lab) -> tuple[Workspace, Workspace, Workspace]:
+    """Three devices, on backends of which one may give up its vote."""
+    first = lab.init(lab.urls("a", "b", "c"), replicas=2)
+    write(first.directory, {"agreed": b"agreed"})
+    first.push("one")
+    others = [lab.clone(lab.urls("a", "b", "c"), device=name) for name in ("phone", "desktop")]
+    for other in others:
+        other.push("enrolled")
+    for w in (first, *others):
+        w.sync()
+    return first, others[0], others[1]
+
+
+@WAYS
+def test_a_change_of_the_backends_waits_for_a_version_that_can_be_closed(lab: Lab, how: str) -> None:
+    """One backend is ended in a version, which stops nobody. But a change that takes the vote from another is closed on
+    both that stay: it would be the last version. So it is made in the next, which has logs of its own."""
+    laptop, phone, desktop = wide(lab)
+    before = laptop.status().version
+    assert before is not None
+    spoil(lab, phone, how, ["a"], FEW)
+    report = laptop.backend_set("c", role="storage")
+    assert report.version == before + 2
+    for w in (laptop, desktop, phone):
+        write(w.directory, {f"after {w.directory.name}": b"x"})
+        assert lab.reopen(w).sync()[1].version
+    laptop = lab.reopen(laptop)
+    laptop.sync()
+    assert laptop.check(read_data=True).lost == ()
+
+
+def _saw_nothing(*_: object) -> Task:
+    return {}
+    yield
+
+
+@WAYS
+def test_a_change_that_can_never_be_closed_is_named_and_has_a_way_past(
+    lab: Lab, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend that was ended was away when the change was made. Nobody can go on from that version; all said
+    "no quorum" for ever, and `recover` saw no reason."""
+    laptop, phone, desktop = wide(lab)
+    spoil(lab, phone, how, ["a"], FEW)
+    with monkeypatch.context() as patch:
+        patch.setattr(reconfigure, "foreseen", _saw_nothing)
+        changed = laptop.backend_set("c", role="storage").version
+    write(laptop.directory, {"of laptop": b"l"})
+    write(desktop.directory, {"of desktop": b"d"})
+    for failing in (laptop, desktop):
+        with pytest.raises(NoQuorumError, match=f"version {changed} changed the backends.*too few.*a: ") as e:
+            lab.reopen(failing).push()
+        assert "b: " not in e.value.message and "c: " not in e.value.message
+        assert "metasync recover" in e.value.next_step and "--revoke" in e.value.next_step
+    report = lab.reopen(laptop).recover([], PASSPHRASE, revoke=["phone"], confirm="docs")
+    assert (report.era, report.newest, {name for name, _ in report.ended}) == (1, changed, {"a"})
+    for w in (laptop, desktop, laptop):
+        lab.reopen(w).sync()
+    assert files(laptop) == files(desktop) == {"agreed": b"agreed", "of laptop": b"l", "of desktop": b"d"}
+    assert "vote" not in {b.name: b.roles for b in lab.reopen(laptop).backend_list().backends}["c"]
+    with pytest.raises(ExcludedError):
+        lab.reopen(phone).push()
+    with pytest.raises(UsageError, match="can go on as it is"):
+        lab.reopen(laptop).recover([], PASSPHRASE, confirm="docs")
 
 
 def test_the_device_knows_no_name_of_the_new_era(lab: Lab) -> None:

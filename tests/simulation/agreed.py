@@ -78,6 +78,10 @@ class Agreed:
         """The id of a device that ended a version, while it is not revoked."""
         return None
 
+    def unclosed(self, v: int) -> bool:
+        """Whether a device may have seen to it that this change can have no fence. Somebody was told so."""
+        return False
+
     def recovered(self) -> None:
         """A recovery came to its end, or there was nothing to recover."""
 
@@ -196,7 +200,14 @@ class AgreedIn(Agreed):
 
     def ender(self) -> bytes | None:
         found = self._play.insider
-        return self.insider() if found is not None and found.ended else None
+        return self.insider() if found is not None and (found.ended or self._play.unclosed) else None
+
+    def unclosed(self, v: int) -> bool:
+        found = self._play.insider
+        if found is None or v not in found.spoilt:
+            return False
+        self._play.unclosed = v
+        return True
 
     def recovered(self) -> None:
         self._play.recovered_era = self._witness.newest.era

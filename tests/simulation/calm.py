@@ -57,6 +57,7 @@ class Calm:
                 op = client.operate(actor, Step("sync", number, stays=True), client.rng())
                 lacks_a_way = client.lacks_a_way  # who slept learns of one backend after the other
                 client.close()
+                self._recover(actor, clients)
                 if op.outcome != "ok" and self._lacks_a_hint(op):
                     self._write_on(actor, [c for c in clients if c is not client])
                     continue
@@ -149,6 +150,7 @@ class Calm:
             op = client.operate(actor, Step("oust", 0), client.rng())
             told = f"{client.name} is told {op.outcome}: {op.error}"
             client.close()
+            self._recover(actor, clients)
         if self.play.insider is not None and clients and clients[0].agreed.insider() is not None:
             raise Violation(f"after all faults, nobody can revoke the insider: {told}")
 

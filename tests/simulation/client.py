@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -321,6 +322,11 @@ class Client:
             two = "two values were proposed in one round" in error.message
             if not self.agreed.forks and not (two and self.agreed.may_stop()):
                 raise Violation(f"{self.name}: {op.kind} calls a sound history a fork: {error.message}") from error
+        unclosed = re.match(r"version (\d+) changed the backends, and cannot be closed", error.message)
+        if unclosed is not None:
+            self.world.count("no fence told")
+            if not self.agreed.unclosed(int(unclosed[1])):
+                raise Violation(f"{self.name}: {op.kind} finds no way to a fence: {error.message}") from error
         if isinstance(error, ExcludedError) and self.agreed.is_excluded(self, isinstance(error, RevokedError)):
             self.revoked = True
             self.world.count("revoked told" if isinstance(error, RevokedError) else "excluded told")

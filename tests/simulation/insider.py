@@ -120,6 +120,7 @@ class Insider:
         self._keys, self._device, self._certificate = secret
         self._rng = random.Random()
         self.ended: set[int] = set()  # versions
+        self.spoilt: set[int] = set()  # versions that it ended on some acceptor
         self.nowhere: set[bytes] = set()  # hashes of snapshots and indexes
         self._few: list[bytes] = []  # acceptors, which it takes away from the others
         self._lies: dict[int, State] = {}  # by version, of what it last made up there
@@ -358,9 +359,11 @@ class Insider:
             while (path := forger.place(base, name, idx)) in shelf:
                 idx += 1
             shelf[path] = self._rng.randbytes(self._rng.choice((0, 7, 1024)))
+        self.spoilt.add(base.v + 1)
 
     def _last(self, forger: Forger, base: State, some: Sequence[str]) -> None:
         self._tell(forger, base, some, Kind.PREPARE, forger.round(ROUND_MAX))
+        self.spoilt.add(base.v + 1)
 
     def _end(self, forger: Forger, base: State, some: Sequence[str]) -> None:
         """It ends a version on so many that the others are no quorum."""

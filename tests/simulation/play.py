@@ -76,6 +76,7 @@ class Play:
         self._wiped: set[str] = set()
         self._changing = 0  # changes of the backends that are under way
         self.healed = False
+        self.unclosed = 0  # the version that somebody was told can have no fence any more
         self.recovered_era = 0  # the newest era whose beginning came to its end
 
     def run(self) -> Outcome:
@@ -340,6 +341,7 @@ class Play:
         config, newest = self.witness.config, self.witness.newest
         lost = sum(self.stores_by[e.identity].gone for e, _ in config.acceptors)
         ended = self.insider is not None and newest.v + 1 in self.insider.ended
+        ended = ended or newest.v == self.unclosed > 0
         return config.n - lost < config.quorum or ended or newest.era > self.recovered_era
 
     def _hide(self, store: Store, seconds: float) -> None:
