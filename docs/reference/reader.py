@@ -9,6 +9,9 @@ A FOLDER is the root of a backend, or a copy of it on a disk. Give all that you 
 proven. Nothing is written to them, and nothing of MetaSync is needed. This file was written from docs/design/format.md
 and format-agreement.md: numbers in parentheses are sections of format-agreement.md, those with an F of format.md.
 
+It leaves out what only writers need: keys of devices, heads, floors' contents, invitations, placement, where files are
+cut; footers of packs, for the index says the same; and what a hint leads back to (14, 9).
+
 Exit codes: 0 all was read. 1 something could not be read. 2 wrong usage. 3 all was read, but a newer version may exist.
 """
 
@@ -21,11 +24,11 @@ import os
 import re
 import sys
 import unicodedata
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial, partialmethod
+from functools import lru_cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace as Record
@@ -44,10 +47,10 @@ from mnemonic import Mnemonic
 ZERO = bytes(32)
 BLOB, FILE, DIR, SNAPSHOT = 1, 2, 3, 4  # kinds of objects (F 1.4)
 PREPARE, ACCEPT, DECIDED = 1, 2, 3  # kinds of entries (8)
-UNITS = {1: 256, 2: 256, 6: 1024, 7: 1024, 8: 1024, 15: 1024, 17: 1024}  # of sealed records by kind (2); others 512
+UNITS = {1: 256, 2: 256, 6: 1024, 7: 1024}  # of sealed records by kind (2); others 512
 MOST_WORK = 100_663_296  # KiB times iterations that all key slots together may cost (3)
 RIDES = 1 << 63  # in a state's generation of its index: the index root is in the log entries of its version (8)
-MOST_CACHED = 160 << 20  # bytes of unpacked segments that are kept
+MOST_SEGMENTS = 16  # that are kept unpacked
 MOST_TREE = 8 << 30  # bytes of paths and entries that a tree may say (F 3.1)
 MOST_CHUNKS = 1 << 22  # of one file (F 2.4)
 OVERLOOKED = """00ad 034f 061c 115f-1160 17b4-17b5 180b-180f 200b-200f 202a-202e 2060-206f 3164 fe00-fe0f feff ffa0
@@ -56,53 +59,54 @@ OVERLOOKED = """00ad 034f 061c 115f-1160 17b4-17b5 180b-180f 200b-200f 202a-202e
 # The fields of records, in order: see `Cursor.fields`.
 STATE = """format:format min_format:u8 ns_id:32 era:u32 v:u64 prev:32 skip:32 master:32 config:32 index_gen:u64 index:32
     retained_gen:u64 retained:32 devices:32 keyring:32 epoch:u32 gen:u64 min_gen:u64 writer:16 op_id:16 extra:32"""
-SLOT = """format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags clear:here
+SLOT = """format:format kind:1..2 salt:32 memory:u32 iterations:u32 lanes:u32 recipient:recipient tags:tags clear:here
     sealed:b32"""
+SLOT_INSIDE = "key:b16 ns_id:32 name:t16 tags:tags"
 RING = """format:format encrypted:flag chain:chain salt:32 head:here recipients:16*1280(to:recipient wrapped:b16)!
     others:16*1280(to:recipient wrapped:b16)! body:b32 tags:tags"""
-CERTIFICATE = "format:format ns_id:32 device:16 name:t16 signing:32 sealing:public tags:tags"
-CHAINS = "chains:16*256(steps:8*16(name:t16))"
+RING_INSIDE = "epoch_key:32 id_key:32 chunk_seed:32 older:b32 tags:tags"
+CERTIFICATE = "format:format ns_id:32 device:16 name:t16 signing:32 sealing:recipient tags:tags"
+CHAINS = "chains:16*256(steps:8*16(t16))"
 POLICY = f"""format:format chain:chain era:u32 v:u64 min_format:u8 keyring:32 encrypted:flag {CHAINS} copies:u8 f:u8
-    acceptors:8*32(id:16 birth:32)! slots:16*256(slot:33)! revoked:16*4096(id:16)! revoked_keys:16*4096(id:32)!
-    tags:tags"""
-DEVICES = """format:format policy:b32 certificates:16*1024(bytes:b16) ended:16*4096(id:16)! ended_keys:16*4096(id:32)!
-    notes:tags"""
-CONFIG = f"""format:format mode:0..1 f:u8 encrypted:flag rows:16*256(id:16 name:t16 scheme:t16 capacity:u64 identity:32
-    storage:16*1024(id:16 birth:32) form:0..2 vote:?form(acceptor:16 birth:32) tags:tags)! mapping:1..1 slots:u32
-    classes:1..1 until:u64 class_kind:1..1 redundancy:1..1 copies:u8 steps:8*16(end:u64 kind:1..2 rest:12) sizes:13
-    {CHAINS} spare:?(name:32) tags:tags"""
+    acceptors:8*32(id:16 birth:32)! slots:16*256(33)! revoked:16*4096(16)! revoked_keys:16*4096(32)! tags:tags"""
+DEVICES = """format:format policy:b32 certificates:16*1024(b16) ended:16*4096(16)! ended_keys:16*4096(32)! tags:tags"""
+CONFIG = f"""format:format mode:0..1 f:u8 encrypted:flag backends:16*256(id:16 name:t16 scheme:t16 capacity:u64
+    identity:32 storage:16*1024(id:16 birth:32) form:0..2 vote:?form(acceptor:16 birth:32) tags:tags)! mapping:1..1
+    slots:u32 classes:1..1 until:u64 class_kind:1..1 redundancy:1..1 copies:u8 steps:8*16(end:u64 kind:1..2 rest:12)
+    sizes:13 {CHAINS} spare:?(32) tags:tags"""
 ENTRY = """format:format ns_id:32 era:u32 acceptor:16 v:u64 index:u32 prev:32 base:402 kind:1..3 n:u32 by:16
-    value:?(raw:402) claim:?(acceptor:16 v:u64 index:u32 bytes:b16) certificate:b16 config:b32 devices:b32
-    steps:8*(raw:402) id:16 device:16 tags:tags signed:here signature:64"""
-ERA = """format:format number:u32 time:i64 ended:402 first:402 carried:?(raw:402) without:8*(name:t16) config:b32
-    chain:chain tags:tags signed:here"""
+    value:?(402) claim:?(acceptor:16 v:u64 index:u32 bytes:b16) certificate:b16 config:b32 devices:b32 steps:8*(402)
+    id:16 device:16 tags:tags signed:here signature:64"""
+GENESIS = "format:format state:402 chain:chain tags:tags"
+ERA = """format:format number:u32 time:i64 ended:402 first:402 carried:?(402) without:8*(t16) config:b32 chain:chain
+    tags:tags signed:here"""
 INDEX_ROOT = "format:format rows:32*1024(generation:u64 hash:32 size:u64 objects:u64 packs:u32 tags:tags) tags:tags"
 INDEX_SEGMENT = """packs:32*(generation:u64 name:32 size:u64 header:38 size_class:u8 k:u8 n:u8
     segments:32*65536(stored:u32 raw:u32 digest:32) tags:tags)
     objects:32*(id:32 kind:u8 pack:u32 segment:u32 offset:u32 length:u32) gone:32*(generation:u64 name:32) tags:tags"""
+PACK_HEADER = "format:format chain:u8 epoch:u32 random:32"
 RETAINED = """format:format dropped:32*65536(first:u64 last:u64 below:32)! names:16*4096(name:t16 version:u64)!
-    policy:t16 trees:32*65536(snapshot:32 root:32)! purge:flag"""
-SNAPSHOT_FIELDS = "format:format root:32 parents:8*16(id:32) device:16 time:i64 message:t16 tags:tags"
+    policy:t16 trees:32*65536(snapshot:32 root:32)! purge:flag tags:tags"""
+SNAPSHOT_FIELDS = "format:format root:32 parents:8*16(32) device:16 time:i64 message:t16 tags:tags"
 FILE_NODE = "format:format level:u8 size:u64 content:32 children:32*(id:32 size:u64)"
 
 
-class UnreadableError(Exception):
-    """Bytes that cannot be used."""
-
-
-class DamageError(UnreadableError):
+class DamageError(Exception):
     """Bytes are missing, or are not what they should be. Another copy may be whole."""
 
 
-class UpgradeError(UnreadableError):
+class UpgradeError(Exception):
     """Bytes are whole, and of a format that this reader does not know."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} was written by a newer version of MetaSync: get that version's reader.py")
+    def __str__(self) -> str:
+        return f"{self.args[0]} was written by a newer version of MetaSync: get that version's reader.py"
 
 
 class StopError(Exception):
     """Nothing more can be done. The message is for the user."""
+
+
+UNREADABLE = DamageError, UpgradeError
 
 
 def require(good: object, problem: str) -> None:
@@ -153,9 +157,6 @@ def moment(ns: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)).strftime("%Y-%m-%d %H:%M:%S")
 
 
-# Primitives (F 1) -----------------------------------------------------------------------------------------------------
-
-
 class Cursor:
     """Reads the fields of a record in order, and refuses what is too short, too long or out of order (F 1.1)."""
 
@@ -165,19 +166,21 @@ class Cursor:
     def __init__(self, data: bytes, what: str) -> None:
         self.data, self.at, self.what = data, 0, what
 
-    def fields(self, spec: str) -> Record:
+    def fields(self, spec: str) -> Any:
         """Fields in order: `name:kind` (see `one`); `name:16*99(fields)`, at most 99 rows behind a count of 16 bits,
         ascending by their first field where `!` follows; `name:?(fields)`, a flag and, if it is 1, fields;
-        `name:?other(fields)`, which are there unless the field `other` is 0."""
+        `name:?other(fields)`, which are there unless the field `other` is 0. A kind alone is a value, and no record."""
+        if ":" not in spec:
+            return self.one(spec)
         record = Record()
         for name, bits, most, row, ascending, other, optional, kind in self.FIELD.findall(spec):
             if bits:
                 value: Any = [self.fields(row) for _ in range(self.one("u" + bits))]
-                firsts = [next(iter(vars(one).values())) for one in value] if ascending else []
+                firsts = [next(iter(vars(one).values())) if ":" in row else one for one in value if ascending]
                 good = all(a < b for a, b in pairwise(firsts)) and len(value) <= int(most or len(value))
                 require(good, f"{self.what} has rows out of order, or too many")
             elif optional:
-                value = self.fields(optional) if (getattr(record, other) if other else self.flag()) else None
+                value = self.fields(optional) if (getattr(record, other) if other else self.one("flag")) else None
             else:
                 value = self.one(kind)
             setattr(record, name, value)
@@ -185,13 +188,20 @@ class Cursor:
 
     def one(self, kind: str) -> Any:
         """A field: `32` are so many bytes, `u16` and `i64` numbers, `b16` bytes and `t16` UTF-8 behind a length of so
-        many bits, `0..2` a byte that says what something is; others are methods."""
+        many bits, `0..2` a byte that says what something is, `here` all bytes before; others are methods."""
         if kind.isdigit():
             return self.take(int(kind))
         if ".." in kind:
             return self.known(*map(int, kind.split("..")))
-        if not re.fullmatch(r"[uibt]\d+", kind):
-            return getattr(self, kind)()
+        match kind:
+            case "format":
+                return self.known(1, 1, 31)  # those of 2 to 31 are newer, all others no format of MetaSync's (2)
+            case "flag":
+                return self.known(0, 1, 1)
+            case "here":
+                return self.data[: self.at]
+            case "chain" | "recipient" | "tags":
+                return getattr(self, kind)()
         value = int.from_bytes(self.take(int(kind[1:]) // 8), "big", signed=kind[0] == "i")
         with refusing(f"{self.what} has a text that is not UTF-8"):
             return value if kind[0] in "ui" else self.take(value).decode() if kind[0] == "t" else self.take(value)
@@ -202,20 +212,13 @@ class Cursor:
         require(self.at <= len(self.data), f"{self.what} is cut short")
         return self.data[self.at - count : self.at]
 
-    def here(self) -> bytes:
-        """All bytes before: no field."""
-        return self.data[: self.at]
-
     def known(self, low: int, high: int, most: int = 255) -> int:
         """A byte that says what something is. One beyond those that are known is newer, any other is damage."""
-        value = int(self.one("u8"))
+        value = self.take(1)[0]
         require(low <= value <= most, f"{self.what} is of no kind or format")
         if value > high:
             raise UpgradeError(self.what)
         return value
-
-    format = partialmethod(known, 1, 1, 31)  # those of 2 to 31 are newer, all others no format of MetaSync's (2)
-    flag = partialmethod(known, 0, 1, 1)
 
     def tags(self) -> dict[int, bytes]:
         """The tags (F 1.2), values by number."""
@@ -223,33 +226,29 @@ class Cursor:
 
     def chain(self) -> list[bytes]:
         """The public keys of an admin chain, each certified by the one before (5)."""
-        count = self.one("u16")
+        count, keys = self.one("u16"), [self.take(32)]
         require(1 <= count <= 1024, f"{self.what} has a chain of no keys, or of too many")
-        keys = [self.take(32)]
         for i in range(2, count + 1):
             key, signature = self.take(32), self.take(64)
             verify(keys[-1], "admin key 1", sha256(keys[0]) + number(4, i) + key, signature)
             keys.append(key)
         return keys
 
-    def public(self, size: int = 1216) -> tuple[int, bytes]:
-        """Kind and public key of a device (6), or kind and id of a recipient (4)."""
+    def recipient(self) -> tuple[int, bytes]:
+        """Kind and id of a recipient (4), or kind and public key of a device (6)."""
         kind, key = self.one("u8"), self.one("b16")
-        good = kind and len(key) <= 2048 and (kind not in (2, 3) or len(key) == size)
-        require(good, f"{self.what} has a recipient of no kind")
+        require(kind and len(key) <= 2048, f"{self.what} has a recipient of no kind")
         return kind, key
-
-    recipient = partialmethod(public, 32)
 
 
 def read(spec: str, data: bytes, what: str, context: str = "", signer: Any = lambda record: record.chain[-1]) -> Record:
     """The fields of a whole record, its `raw` bytes and their `hash`. `context`: of the signature that ends it, if one
     does. `signer`: gives its key."""
     c = Cursor(data, what)
-    record = c.fields(spec)
+    record: Record = c.fields(spec)
     record.raw, record.hash = data, sha256(data)
     if context:
-        verify(signer(record), context, c.here(), c.take(64))
+        verify(signer(record), context, c.one("here"), c.take(64))
     require(c.at == len(data), f"{what} has more bytes than fields")
     return record
 
@@ -262,11 +261,6 @@ def sha256(data: bytes) -> bytes:
 def hkdf(key: bytes, salt: bytes, label: str) -> bytes:
     """HKDF(key, salt, label) of the format pages: 32 bytes."""
     return HKDF(SHA256(), 32, salt, b"metasync " + label.encode()).derive(key)
-
-
-def mac(key: bytes, *parts: bytes) -> str:
-    """A name that a key gives: HMAC-SHA256, in hex."""
-    return hmac.digest(key, b"".join(parts), "sha256").hex()
 
 
 def number(size: int, value: int) -> bytes:
@@ -333,37 +327,20 @@ def unseal(record: bytes, kind: int, parent: bytes, binding: bytes, what: str) -
     return content
 
 
-# Records of agreement: each of these reads one, and refuses it unless its own signatures are right --------------------
+# Records of agreement: each of these refuses a record whose own signatures are wrong ----------------------------------
 
 
 read_state = partial(read, STATE, what="a state")  # (8)
 read_ring = partial(read, RING, what="a keyring", context="keyring 1", signer=lambda ring: ring.chain[-2:][0])  # (4)
 
 
-def follows(state: Record, base: Record) -> bool:
-    """Whether a state follows another, by the numbers in both (8)."""
-    same_rest = (state.config, state.devices) == (base.config, base.devices) and state.index != base.index
-    same_keys = (state.epoch, state.keyring, state.min_format) == (base.epoch, base.keyring, base.min_format)
-    return (
-        (state.v, state.prev, state.ns_id, state.era) == (base.v + 1, base.hash, base.ns_id, base.era)
-        and (state.v % 4 == 0 or state.skip == (base.prev, base.hash)[state.v % 2])
-        and 0 <= state.epoch - base.epoch <= 1
-        and 0 <= state.gen - base.gen <= 1
-        and base.min_gen <= state.min_gen <= state.gen
-        and base.min_format <= state.min_format
-        and any(state.writer)
-        and (same_keys or state.devices != base.devices)
-        and (state.index_gen < RIDES or (state.v % 16 and state.v & (state.v - 1) and (any(base.index) and same_rest)))
-    )
-
-
 def read_slot(data: bytes) -> Record:
     """A key slot (3), its costs within bounds."""
     slot = read(SLOT, data, "a key slot")
-    if slot.kind > 2 or slot.recipient[0] > 3:
+    if slot.recipient[0] > 3:
         raise UpgradeError("a key slot")
-    costs = 8 * slot.lanes <= slot.memory <= 262_144 and 1 <= slot.iterations <= 4 and 1 <= slot.lanes <= 16
-    require(costs and slot.recipient[0] == 3 and len(data) <= 4096, "a key slot is out of bounds")
+    good = slot.recipient[0] == 3 and 8 * slot.lanes <= slot.memory <= 262_144 and len(data) <= 4096
+    require(good and 1 <= slot.iterations <= 4 and 1 <= slot.lanes <= 16, "a key slot is out of bounds")
     return slot
 
 
@@ -371,24 +348,23 @@ def open_slot(slot: Record, secret: bytes) -> Record:
     """What a slot seals: its `key`, and `ns_id` and `name` of the workspace."""
     costs = {"iterations": slot.iterations, "lanes": slot.lanes, "memory_cost": slot.memory}
     key = Argon2id(salt=slot.salt, length=32, **costs).derive(secret)
-    content = unseal(slot.sealed, 1, key, slot.clear, "a key slot")
-    opened = read("key:b16 ns_id:32 name:t16 tags:tags", content, "a key slot")
-    require(hkdf(opened.key, b"", "slot id") == slot.recipient[1], "a key slot has another key than it says")
+    opened = read(SLOT_INSIDE, unseal(slot.sealed, 1, key, slot.clear, "a key slot"), "a key slot")
+    opened.id = 3, hkdf(opened.key, b"", "slot id")
+    require(opened.id == slot.recipient, "a key slot has another key than it says")
     return opened
 
 
-def open_ring(ring: Record, slot_keys: list[bytes]) -> Record | None:
+def open_ring(ring: Record, slots: list[Record]) -> Record | None:
     """A ring's `epochs` (keys by epoch, all older ones too) and `id_key`. None if it is sealed to none of the slots."""
-    by_id = {(3, hkdf(key, b"", "slot id")): key for key in slot_keys}
-    if (row := next((row for row in ring.recipients if row.to in by_id), None)) is None:
-        return None
-    secret = decrypt(hkdf(by_id[row.to], ring.salt, "ring"), 0, row.wrapped, b"", "a keyring")
-    content = unseal(ring.body, 2, secret, ring.head, "a keyring")
-    body = read("epoch_key:32 id_key:32 chunk_seed:32 older:b32 tags:tags", content, "a keyring")
-    older = unseal(body.older, 2, hkdf(body.epoch_key, b"", "older"), b"", "older keys")
-    body.epochs = {row.epoch: row.key for row in read("keys:16*(epoch:u32 key:32)!", older, "older keys").keys}
-    body.epochs[len(ring.chain)] = body.epoch_key
-    return body
+    sealed = ((slot.key, row.wrapped) for slot in slots for row in ring.recipients if row.to == slot.id)
+    for key, wrapped in sealed:
+        secret = decrypt(hkdf(key, ring.salt, "ring"), 0, wrapped, b"", "a keyring")
+        body = read(RING_INSIDE, unseal(ring.body, 2, secret, ring.head, "a keyring"), "a keyring")
+        older = unseal(body.older, 2, hkdf(body.epoch_key, b"", "older"), b"", "older keys")
+        rows = read("keys:16*(epoch:u32 key:32)!", older, "older keys").keys
+        body.epochs = {row.epoch: row.key for row in rows} | {len(ring.chain): body.epoch_key}
+        return body
+    return None
 
 
 def read_certificate(data: bytes, devices: Record) -> Record:
@@ -396,6 +372,7 @@ def read_certificate(data: bytes, devices: Record) -> Record:
     own = read(CERTIFICATE, data, "a certificate", "device certificate 1", lambda _: devices.chain[-1])
     is_barred = {own.device, own.signing} & (devices.revoked | devices.ended)
     require(own.ns_id == sha256(devices.chain[0]) and not is_barred, "a device is not admitted")
+    require(own.sealing[0] != 2 or len(own.sealing[1]) == 1216, "a device has no key to be sealed to")
     return own
 
 
@@ -404,9 +381,8 @@ def read_devices(data: bytes, ns_id: bytes) -> Record:
     own = read(DEVICES, data, "a device set")
     devices = read(POLICY, own.policy, "a policy", "policy 1")
     devices.policy, devices.acceptors = own.policy, {(row.id, row.birth) for row in devices.acceptors}
-    devices.revoked = {row.id for row in devices.revoked + devices.revoked_keys}
-    devices.ended = {row.id for row in own.ended + own.ended_keys}
-    found = [read_certificate(row.bytes, devices) for row in own.certificates]
+    devices.revoked, devices.ended = {*devices.revoked, *devices.revoked_keys}, {*own.ended, *own.ended_keys}
+    found = [read_certificate(certificate, devices) for certificate in own.certificates]
     devices.members = {one.device: one for one in found}
     read("skips:8*64(at:u64 good:u64 tree:32 master:32)!", devices.tags.get(1, b"\0"), "skips")
     good = sha256(devices.chain[0]) == ns_id and devices.copies and all(a.device < b.device for a, b in pairwise(found))
@@ -422,16 +398,14 @@ def admit(devices: Record, device: bytes, certificate: bytes) -> bytes:
 
 
 def read_config(data: bytes) -> Record:
-    """What a reader needs of a config (7), and its `voters` and `quorum`."""
+    """What a reader needs of a config (7): `backends` by id, the `voters` among them, and their `quorum`."""
     config = read(CONFIG, data, "a config")
-    for backend in config.rows:
-        vars(backend).update(vars(backend.vote or Record()))
-    config.backends = {backend.id: backend for backend in config.rows}
-    config.voters = [backend for backend in config.rows if backend.form]  # 0: no vote, 1: log form, 2: block form
+    rows = [Record(**vars(row) | vars(row.vote or Record())) for row in config.backends]
+    config.backends, config.voters = {row.id: row for row in rows}, [row for row in rows if row.form]
     config.quorum = (len(config.voters) + config.f) // 2 + 1
-    if config.mode == 1 and any(voter.form == 2 for voter in config.voters):
+    if config.mode == 1 and any(voter.form == 2 for voter in config.voters):  # 1: log form, 2: block form
         raise UpgradeError("a config")
-    good = 1 <= len(config.voters) <= 32 and len({backend.name for backend in config.rows}) == len(config.rows)
+    good = 1 <= len(config.voters) <= 32 and len({row.name for row in rows}) == len(rows)
     good = good and config.chains and config.slots and config.copies and config.steps and config.until == (1 << 64) - 1
     good = good and (len(config.voters) > 3 * config.f > 0 if config.mode else config.f == 0)
     require(good, "a config contradicts itself")
@@ -441,7 +415,7 @@ def read_config(data: bytes) -> Record:
 def read_entry(content: bytes) -> Record:
     """A log entry, block, hint or floor (8). Its signature is checked where its device is known."""
     entry = read(ENTRY, content, "a log entry")
-    entry.round, entry.value = (entry.n, entry.by), entry.value and read_state(entry.value.raw)
+    entry.round, entry.value = (entry.n, entry.by), entry.value and read_state(entry.value)
     prepares = entry.kind == PREPARE
     good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.by))
     good = good and not (prepares and (entry.n == 0 or entry.config or entry.devices or entry.steps))
@@ -454,45 +428,60 @@ def read_era(content: bytes) -> Record:
     """An era record (9.1)."""
     record = read(ERA, content, "an era record", "era 1")
     first, ended = record.first, record.ended = read_state(record.first), read_state(record.ended)
-    good = (first.era, first.prev, first.writer) == (ended.era + 1, ended.hash, bytes(16))
+    good = (record.number, first.prev, first.writer) == (first.era, ended.hash, bytes(16))
     good = good and all(getattr(first, n) >= getattr(ended, n) for n in ("epoch", "gen", "min_gen", "min_format"))
     good = good and first.v in (ended.v + 1, 1 << ended.v.bit_length()) and len(record.chain) == first.epoch
     if record.carried:
-        carried = read_state(record.carried.raw)
-        good = good and (carried.era, carried.v, carried.prev) == (ended.era, ended.v + 1, ended.hash)
-        good = good and (carried.master, carried.op_id) == (first.master, first.op_id)
-    require(good and record.number == first.era, "an era record contradicts itself")
+        value = read_state(record.carried)
+        good = good and (value.era, value.v, value.prev) == (ended.era, ended.v + 1, ended.hash)
+        good = good and (value.master, value.op_id) == (first.master, first.op_id)
+    require(good and first.era == ended.era + 1, "an era record contradicts itself")
     return record
 
 
-def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tuple[Record, Record]) -> None:
-    """Refuses a value that breaks a rule of 8.1, by config and device set of itself and of its base."""
-    (config, devices), (old_config, old_devices) = new, old
-    keys, was = ({i: (one.signing, one.sealing) for i, one in s.members.items()} for s in (devices, old_devices))
-    good = all(i in devices.revoked or keys.get(i) == pair for i, pair in was.items())
-    good = good and follows(value, base) and devices.chain[: len(old_devices.chain)] == old_devices.chain
-    good = good and (devices.policy == old_devices.policy or (devices.era, devices.v) == (value.era, value.v))
-    good = good and (value.epoch != base.epoch or old_devices.ended <= devices.ended)
-    if value.config != base.config:
-        both = [(one, config.backends[i]) for i, one in old_config.backends.items() if i in config.backends]
-        stay = [a for a, b in both if a.form and (a.form, a.acceptor, a.birth) == (b.form, b.acceptor, b.birth)]
-        good = good and len(stay) >= old_config.quorum and config.tags.get(1) == number(8, value.v) + base.config
-        was, index = old_config.spare, number(8, base.index_gen % RIDES) + base.index
-        moving = config.tags.get(2) in (index, old_config.tags.get(2, index) if was else index)
-        good = good and (not config.spare or (moving and config.spare.name == (was.name if was else base.config)))
-        good = good and all((a.scheme, a.identity) == (b.scheme, b.identity) for a, b in both)
-        good = good and all(b.storage[: len(a.storage)] == a.storage for a, b in both)
-    require(good, "a value may not follow its base")
-    check_policy(value, config, devices)
-
-
 def check_policy(state: Record, config: Record, devices: Record) -> None:
-    """Refuses a state whose keys are not its policy's, or whose config the policy forbids (8.1: 3 and 5)."""
+    """Refuses a state whose keys are not its policy's, or whose config the policy forbids (8.1: 3 and 6)."""
     good = (state.epoch, state.keyring, state.min_format) == (len(devices.chain), devices.keyring, devices.min_format)
     good = good and (config.encrypted, config.chains) == (devices.encrypted, devices.chains)
     named = sum((voter.acceptor, voter.birth) in devices.acceptors for voter in config.voters)
     enough = config.copies >= devices.copies and config.f >= devices.f and named >= config.quorum
     require(good and enough, "a state contradicts its policy")
+
+
+def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tuple[Record, Record]) -> None:
+    """Refuses a value that does not follow its base (8, "State"), or breaks a rule of 8.1, by config and device set of
+    itself (`new`) and of its base (`old`)."""
+    (config, devices), (old_config, old_devices) = new, old
+    same_keys = (value.epoch, value.keyring, value.min_format) == (base.epoch, base.keyring, base.min_format)
+    same_rest = (value.config, value.devices) == (base.config, base.devices)
+    keys, was = ({i: (one.signing, one.sealing) for i, one in s.members.items()} for s in (devices, old_devices))
+    rules = [
+        (value.v, value.prev, value.ns_id, value.era) == (base.v + 1, base.hash, base.ns_id, base.era),
+        value.v % 4 == 0 or value.skip == (base.prev, base.hash)[value.v % 2],
+        0 <= value.epoch - base.epoch <= 1 and 0 <= value.gen - base.gen <= 1 and any(value.writer),
+        base.min_gen <= value.min_gen <= value.gen and base.min_format <= value.min_format,
+        same_keys or value.devices != base.devices,
+        value.index_gen < RIDES or (same_rest and any(base.index) and value.index != base.index),
+        value.index_gen < RIDES or (value.v % 16 and value.v & (value.v - 1)),
+        all(i in devices.revoked or keys.get(i) == pair for i, pair in was.items()),
+        devices.chain[: len(old_devices.chain)] == old_devices.chain,
+        devices.policy == old_devices.policy or (devices.era, devices.v) == (value.era, value.v),
+        value.epoch != base.epoch or old_devices.ended <= devices.ended,
+    ]
+    if value.config != base.config:
+        both = [(one, config.backends[i]) for i, one in old_config.backends.items() if i in config.backends]
+        stay = [a for a, b in both if a.form and (a.form, a.acceptor, a.birth) == (b.form, b.acceptor, b.birth)]
+        spare, index = old_config.spare, number(8, base.index_gen % RIDES) + base.index
+        moved = config.tags.get(2) in (index, old_config.tags.get(2, index) if spare else index)
+        rules += [
+            len(stay) >= old_config.quorum,
+            config.tags.get(1) == number(8, value.v) + base.config,
+            not config.spare or (moved and config.spare == (spare or base.config)),
+            all((a.scheme, a.identity) == (b.scheme, b.identity) for a, b in both),
+            all(b.storage[: len(a.storage)] == a.storage for a, b in both),
+        ]
+    require(all(rules), "a value may not follow its base")
+    check_policy(value, config, devices)
 
 
 # Folders and keys (1, 3, 4) -------------------------------------------------------------------------------------------
@@ -517,8 +506,8 @@ def ids_in(folder: Path, report: Report) -> list[Path]:
 
 
 def key_files(spaces: list[Path], what: str, decode: Any, report: Report) -> list[tuple[Record, set[Path]]]:
-    """Slots or rings whose bytes have the hash in their name, and where. Newer ones stop if there are no others (2)."""
-    places, found, newer = defaultdict[bytes, set[Path]](set), [], None
+    """Slots or rings whose bytes have the hash in their name, and where they lie."""
+    places, found = defaultdict[bytes, set[Path]](set), []
     for path in (path for space in spaces for path in sorted((space / "keys").iterdir())):
         if match := re.fullmatch(what + "-[1-9][0-9]*-([0-9a-f]{64})", path.name):
             with report.passing(path):
@@ -526,13 +515,8 @@ def key_files(spaces: list[Path], what: str, decode: Any, report: Report) -> lis
                 require(sha256(data).hex() == match[1], "damaged; looking for another copy")
                 places[data].add(path.parent.parent)
     for data, where in places.items():
-        try:
-            with report.passing("passed over"):
-                found.append((decode(data), where))
-        except UpgradeError as problem:
-            newer = problem
-    if newer and not found:
-        raise newer
+        with report.passing("passed over", 0, UNREADABLE):
+            found.append((decode(data), where))
     return found
 
 
@@ -564,7 +548,7 @@ def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, repor
         slots = [one for one in opened if one.ns_id == ns_id]
         if slots or not any(ring.encrypted for ring, _ in mine):
             places = sorted(set().union(*(places for _, places in mine)))
-            keys = Keys(ns_id, [ring for ring, _ in mine], [one.key for one in slots], report)
+            keys = Keys(ns_id, [ring for ring, _ in mine], slots, report)
             found.append(Workspace(slots[0].name if slots else ns_id.hex()[:12], places, keys, report))
     return found
 
@@ -572,41 +556,31 @@ def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, repor
 class Keys:
     """The keys of one workspace. An epoch has several only where a rotation was tried and never agreed."""
 
-    def __init__(self, ns_id: bytes, rings: list[Record], slot_keys: list[bytes], report: Report) -> None:
+    def __init__(self, ns_id: bytes, rings: list[Record], slots: list[Record], report: Report) -> None:
         self.ns_id, self.encrypted = ns_id, any(ring.encrypted for ring in rings)
         self.rings: dict[bytes, Record] = {}
         for ring in sorted(rings, key=lambda ring: -len(ring.chain)) if self.encrypted else ():
             with report.passing("passed over"):
-                if opened := open_ring(ring, slot_keys):
+                if opened := open_ring(ring, slots):
                     self.rings[ring.hash] = opened
         if self.encrypted and not self.rings:
             raise StopError("no keyring opens with this passphrase or phrase: is it an old one, that was changed?")
-        self.epochs = range(1, 1 + max(len(ring.chain) for ring in rings))
         id_key = next(iter(self.rings.values())).id_key if self.encrypted else hkdf(ns_id, b"", "open id key")
-        self.state_names, root = hkdf(id_key, b"", "state names"), hkdf(id_key, b"", "object ids")
+        root = hkdf(id_key, b"", "object ids")
         self.of_kind = {kind: blake3.blake3(b"metasync object %d" % kind, key=root).digest() for kind in range(1, 5)}
-
-    def all(self) -> list[bytes]:
-        """The keys of all epochs that there are."""
-        if not self.encrypted:
-            return [key for epoch in self.epochs for key in self.of(epoch)]
-        return list(OrderedDict.fromkeys(key for ring in self.rings.values() for key in ring.epochs.values()))
 
     def of(self, epoch: int, keyring: bytes = b"") -> list[bytes]:
         """The keys that an epoch may have; the one of its ring, if that is named and opens."""
         if not self.encrypted:
             return [hkdf(self.ns_id, b"", f"open epoch {epoch}")]
         rings = [self.rings[keyring]] if keyring in self.rings else self.rings.values()
-        keys = list(OrderedDict.fromkeys(ring.epochs[epoch] for ring in rings if epoch in ring.epochs))
+        keys = list(dict.fromkeys(ring.epochs[epoch] for ring in rings if epoch in ring.epochs))
         require(keys, f"the keys of epoch {epoch} do not open: was the passphrase or phrase changed since?")
         return keys
 
 
-# Agreement (8, 14) ----------------------------------------------------------------------------------------------------
-
-
 class Workspace:
-    """One workspace: its folders, its keys, and what is agreed in it."""
+    """One workspace: its folders, its keys, and what is agreed in it (8, 14)."""
 
     def __init__(self, name: str, folders: list[Path], keys: Keys, report: Report) -> None:
         self.name, self.folders, self.keys, self.report, self.ns_id = name, folders, keys, report, keys.ns_id
@@ -664,7 +638,8 @@ class Workspace:
         key = hkdf(self.keys.of(base.epoch, base.keyring)[0], b"", "log names")
         v, what = base.v + 1, b"block" if device else b"entry"
         where = bytes.fromhex(place.name) + number(8, v) + device + number(4, index)
-        return place / ("bl" if device else "px") / str(v // 1024) / mac(key, what, number(4, base.era), where)
+        name = hmac.digest(key, what + number(4, base.era) + where, "sha256").hex()
+        return place / ("bl" if device else "px") / str(v // 1024) / name
 
     def messages(self, log: Record, place: Path, base: Record, device: bytes) -> Iterator[Record]:
         """Entries of a log, or a device's blocks, to the first that is absent, without those that are VOID (8)."""
@@ -677,7 +652,7 @@ class Workspace:
                 require(index < 10_000 and total <= 64 << 20, "a log is too long")
                 if entry := self.message(record, before, base, place, device, index):
                     yield entry
-            except UnreadableError as problem:
+            except UNREADABLE as problem:
                 log.poison = str(problem)
                 return
             before = sha256(record)
@@ -694,7 +669,7 @@ class Workspace:
         require(is_here, "an entry lies at another place than it says")
         try:
             key = admit(self.devices(base), entry.device, entry.certificate)
-        except UnreadableError:
+        except UNREADABLE:
             return None
         verify(key, "block 1" if device else "entry 1", header + entry.signed, entry.signature)
         if entry.base != base.raw:
@@ -703,7 +678,7 @@ class Workspace:
         try:
             if entry.value is not None:
                 self.check_value(entry, base)
-        except UnreadableError:
+        except UNREADABLE:
             return None
         if entry.value is not None and entry.value.min_format > 1:
             raise UpgradeError(f"version {v}")
@@ -714,7 +689,7 @@ class Workspace:
         value, old, carried = entry.value, (self.config(base), self.devices(base)), {}
         v, skip, now = base.v + 1, base.prev if base.v % 2 else base.hash, number(4, base.era) + number(4, base.epoch)
         for step in entry.steps:  # states v - 2, v - 4, v - 8, ...
-            skip = step.raw[78:110] if sha256(step.raw) == skip else b""
+            skip = step[78:110] if sha256(step) == skip else b""
         good = skip == value.skip and len(entry.steps) == max(0, (v & -v).bit_length() - 2)
         require(good, "an entry does not bear out its value's skip")
         for name, sealed in ((value.config, entry.config), (value.devices, entry.devices)):
@@ -758,7 +733,7 @@ class Workspace:
         """Whether what an entry claims is one of the version after `base`, by a member other than its writer (8)."""
         claim = entry.claim
         binding = self.ns_id + claim.acceptor + number(8, base.v + 1) + number(4, claim.index)
-        with suppress(UnreadableError, KeyError):
+        with suppress(*UNREADABLE, KeyError):
             found = read_entry(self.open(claim.bytes, 3, binding, "a claim", base.keyring))
             member = self.devices(base).members[found.device]
             verify(member.signing, "entry 1", claim.bytes[:42] + found.signed, found.signature)
@@ -797,14 +772,18 @@ class Workspace:
         won = sorted(vote for vote in set(cast) if count[vote] >= config.quorum)
         if len(won) > 1 and won[0][0] == won[1][0]:
             raise StopError(f"two values are decided for version {v}: more backends or devices lie than is allowed for")
-        ranked = list(OrderedDict.fromkeys(raw for _, raw in sorted(cast, reverse=True)))
-        self.looks[base.hash] = look = Record(quorum=config.quorum, answers=len(good))
-        look.signers = {raw: set().union(*(log.signers[raw] for log in logs.values())) for raw in ranked}
-        look.silent = len(config.voters) - len(good)
-        look.support = {raw: max(count[r, raw] for r in rounds) for raw in ranked}
-        look.newest = sum(not log.hashes for log in good) >= config.quorum
-        look.decided, look.candidates = (read_state(won[0][1]) if won else None), [read_state(raw) for raw in ranked]
-        return look
+        ranked = list(dict.fromkeys(raw for _, raw in sorted(cast, reverse=True)))
+        self.looks[base.hash] = Record(
+            decided=read_state(won[0][1]) if won else None,
+            candidates=[read_state(raw) for raw in ranked],
+            newest=sum(not log.hashes for log in good) >= config.quorum,
+            quorum=config.quorum,
+            answers=len(good),
+            silent=len(config.voters) - len(good),
+            support={raw: max(count[r, raw] for r in rounds) for raw in ranked},
+            signers={raw: set().union(*(log.signers[raw] for log in logs.values())) for raw in ranked},
+        )
+        return self.looks[base.hash]
 
     def leads_on(self, candidate: Record) -> bool:
         """Whether a later version that is decided stands on this candidate (14, 6)."""
@@ -817,46 +796,12 @@ class Workspace:
                 stack += look.candidates[::-1]
         return False
 
-    def older(self, digest: bytes, v: int, above: Record) -> Record | None:
-        """State v by its hash: an object of its own, in a block of states, or the base of an entry of v + 1 (14, 9)."""
-        name, block = self.keys.state_names, 402 * (v % 1024)
-        found = [(record, 8, self.ns_id) for _, record in self.copies("const/" + mac(name, b"state", digest))]
-        for era, key in product({above.era, max(0, above.era - 1)}, self.keys.all()):
-            where = "const/" + mac(hkdf(key, b"", "log names"), b"states", number(4, era), number(8, v // 1024))
-            found += [(record, 15, self.ns_id) for _, record in self.copies(where)]
-        for place, epoch in product(self.places, {above.epoch, max(1, above.epoch - 1)}):
-            ref = Record(v=v, era=above.era, epoch=epoch, keyring=b"")
-            for index in range(256):  # a device that lies may have written the first ones
-                if (record := read_file(self.log_path(place, ref, b"", index))) is None:
-                    break
-                found.append((record, 3, self.ns_id + bytes.fromhex(place.name) + number(8, v + 1) + number(4, index)))
-        for record, kind, binding in found:
-            with suppress(UnreadableError):
-                raw = self.open(record, kind, binding, "an older state")
-                raw = read_entry(raw).base if kind == 3 else raw[block : block + 402] if kind == 15 else raw
-                if sha256(raw) == digest:
-                    return read_state(raw)
-        return None
-
-    def leads_back(self, state: Record) -> bool:
-        """Whether the hashes in a state lead back to one that was found decided."""
-        known, stack, tried = {one.hash for one in self.states.values()}, [state], set()
-        while stack:
-            tip = stack.pop()
-            for digest, v in ((tip.prev, tip.v - 1), (tip.skip, tip.v & (tip.v - 1))):
-                if digest in known:
-                    return True
-                if digest not in tried and v > 0:
-                    tried.add(digest)
-                    stack += filter(None, [self.older(digest, v, tip)])
-        return False
-
     def genesis(self) -> Record:
         """State 0 (14, 3)."""
         for path, record in self.copies("genesis"):
             with self.report.passing(path):
                 content = self.open(record, 9, self.ns_id + bytes.fromhex(path.parent.name), "a genesis")
-                genesis = read("format:format state:402 chain:chain tags:tags", content, "a genesis", "genesis 1")
+                genesis = read(GENESIS, content, "a genesis", "genesis 1")
                 state = read_state(genesis.state)
                 if sha256(genesis.chain[0]) == state.ns_id == self.ns_id and state.v == 0:
                     return state
@@ -866,7 +811,7 @@ class Workspace:
         """The first state of the era after this one, if an admin's record began it (9.1)."""
         found = {}
         for path, record in self.copies(f"eras/{state.era + 1}", self.folders, 3):
-            with self.report.passing(path, 3, UnreadableError):
+            with self.report.passing(path, 3, UNREADABLE):
                 era = read_era(self.open(record, 18, self.ns_id, "an era record"))
                 known, at = self.devices(state).chain, self.states.get(era.ended.v)
                 other = at and at.era == era.ended.era and at.hash != era.ended.hash
@@ -922,30 +867,26 @@ class Workspace:
         return None
 
     def best_hint(self, state: Record) -> Record | None:
-        """The newest state beyond this one of a hint that leads back, and that the logs of its version bear out."""
+        """The newest state beyond this one of a hint (8) whose device its base admits, and that the logs of its version
+        bear out. Where it leads back to is not looked at: who can write its logs could make that up, too."""
         found = None
         for path, record in self.copies("hint"):
-            with self.report.passing(path, 0, (OSError, UnreadableError)):
-                base, hint = self.hint(bytes.fromhex(path.parent.name), record)
-                if hint.v > (found or state).v and hint.era == state.era and self.leads_back(hint):
-                    look = self.look(base)
-                    held = look.support.get(hint.raw, 0) + look.silent >= look.quorum
-                    new, old = self.devices(hint), self.devices(state)
-                    later = (new.era, new.v) > (old.era, old.v) or new.policy == old.policy
-                    found = hint if held and later and (look.decided or hint).raw == hint.raw else found
+            with self.report.passing(path, 0, (OSError, *UNREADABLE)):
+                acceptor = bytes.fromhex(path.parent.name)
+                entry = read_entry(self.open(record, 4, self.ns_id + acceptor, "a hint"))
+                base, value = read_state(entry.base), entry.value
+                says = entry.ns_id, entry.acceptor, entry.era, entry.v, entry.kind, entry.index
+                require(says == (self.ns_id, acceptor, base.era, base.v + 1, DECIDED, 0), "a hint contradicts itself")
+                (config, devices), old = ((self.config(one), self.devices(one)) for one in (value, base))
+                key = admit(old[1], entry.device, entry.certificate)
+                verify(key, "hint 1", record[:42] + entry.signed, entry.signature)
+                check_step(value, base, (config, devices), old)
+                look, known = self.look(base), self.devices(state)
+                held = look.support.get(value.raw, 0) + look.silent >= look.quorum
+                later = (devices.era, devices.v) > (known.era, known.v) or devices.policy == known.policy
+                is_it = held and later and value.era == state.era and (look.decided or value).raw == value.raw
+                found = value if is_it and value.v > (found or state).v else found
         return found
-
-    def hint(self, acceptor: bytes, record: bytes) -> tuple[Record, Record]:
-        """Base and state that a hint names, if the base admits who signed it and 8.1 lets it pass."""
-        entry = read_entry(self.open(record, 4, self.ns_id + acceptor, "a hint"))
-        base, value = read_state(entry.base), entry.value
-        says = entry.ns_id, entry.acceptor, entry.era, entry.v, entry.kind, entry.index
-        good = says == (self.ns_id, acceptor, base.era, base.v + 1, DECIDED, 0) and follows(value, base)
-        require(good, "a hint contradicts itself")
-        key = admit(self.devices(base), entry.device, entry.certificate)
-        verify(key, "hint 1", record[:42] + entry.signed, entry.signature)
-        check_policy(value, self.config(value), self.devices(value))
-        return base, value
 
     def device_name(self, state: Record, device: bytes) -> str:
         """A device's name, from the device set that a state names."""
@@ -953,18 +894,15 @@ class Workspace:
         return member.name if member else device.hex()
 
 
-# Contents (F 2 to 6) --------------------------------------------------------------------------------------------------
-
-
 class Contents:
-    """What the packs of a workspace hold, by the index of its newest state."""
+    """What the packs of a workspace hold, by the index of its newest state (F 2 to 6)."""
 
     def __init__(self, space: Workspace, state: Record) -> None:
         self.space, self.state = space, state
-        self.chains = [[step.name for step in chain.steps] for chain in space.config(state).chains]
+        self.chains = [chain.steps for chain in space.config(state).chains]
         self.packs: dict[tuple[int, bytes], Record] = {}
         self.where: dict[bytes, list[Record]] = {}
-        self.cache: OrderedDict[tuple[int, bytes, int], bytes] = OrderedDict()
+        self.unpacked = lru_cache(MOST_SEGMENTS)(self.segment)
         gone, rows, left = set[tuple[int, bytes]](), list[Record](), 17  # roots that go on from one another (F 6.1)
         generation, name = state.index_gen % RIDES, state.index
         while left and any(name):
@@ -983,21 +921,19 @@ class Contents:
     def add(self, data: bytes) -> set[tuple[int, bytes]]:
         """Takes in an index segment (F 6.2), older ones later; -> its tombstones."""
         what = "an index segment"
-        Cursor(data, what).format()
+        Cursor(data, what).one("format")
         said = read(INDEX_SEGMENT, unzstd(data[1:], 256 << 20, what), what)
         for pack in said.packs:
             require(1 <= pack.k <= pack.n, f"{what} has a pack of no parts")
             if (pack.size_class, pack.k, pack.n) != (0, 1, 1):
                 raise UpgradeError("a pack")
-            at = 38
-            for segment in pack.segments:
-                segment.at, at = at, at + segment.stored
-        packs = [self.packs.setdefault((pack.generation, pack.name), pack) for pack in said.packs]
-        for pack, newest in zip(said.packs, packs, strict=True):
+            newest = self.packs.setdefault((pack.generation, pack.name), pack)
             newest.tags = pack.tags | newest.tags
         for row in said.objects:
-            require(row.pack < len(packs) and row.segment < len(packs[row.pack].segments), f"{what} lists no such pack")
-            row.pack = packs[row.pack].generation, packs[row.pack].name
+            require(row.pack < len(said.packs), f"{what} lists no such pack")
+            pack = said.packs[row.pack]
+            require(row.segment < len(pack.segments), f"{what} lists no such segment")
+            row.pack = pack.generation, pack.name
             self.where.setdefault(row.id, []).append(row)
         return {(row.generation, row.name) for row in said.gone}
 
@@ -1007,7 +943,7 @@ class Contents:
         def at(row: Record) -> bytes:
             if row.kind >> 4 > 1 or row.kind & 15 > SNAPSHOT:
                 raise UpgradeError("an object")
-            data, delta = self.segment(row.pack, row.segment)[row.offset : row.offset + row.length], self.delta(row)
+            data, delta = self.unpacked(row.pack, row.segment)[row.offset : row.offset + row.length], self.delta(row)
             require(delta[40] < below, "it is a delta of nothing that can be read")
             if delta[40]:
                 data = undelta(self.object(kind, delta[8:40], delta[40]), data)
@@ -1020,107 +956,104 @@ class Contents:
 
     def delta(self, row: Record) -> bytes:
         """Place, base and depth of a delta, as the tags of its pack have it; depth 0: it is whole, 9: nobody says."""
-        place = b"".join(n.to_bytes(4, "big") for n in (row.segment, row.offset))
-        tags = self.packs[row.pack].tags if row.kind >> 4 and row.pack in self.packs else {}
+        if not row.kind >> 4:
+            return bytes(41)
+        tags = self.packs[row.pack].tags if row.pack in self.packs else {}
         lines = b"".join(tags.get(tag, b"") for tag in range(16, 32))
+        place = number(4, row.segment) + number(4, row.offset)
         found = (lines[at : at + 41] for at in range(0, len(lines), 41) if lines.startswith(place, at))
-        return next(found, bytes(40) + bytes([9 * bool(row.kind >> 4)])).ljust(41, b"\x09")
+        return next(found, b"").ljust(41, b"\x09")
 
     def segment(self, key: tuple[int, bytes], index: int) -> bytes:
-        """A segment of a pack, unpacked (F 5)."""
-        if (*key, index) in self.cache:
-            self.cache.move_to_end((*key, index))
-            return self.cache[*key, index]
-        pack, report = self.packs.get(key), self.space.report
+        """A segment of a pack, unpacked (F 5): the steps of its chain in reverse, on what has the agreed hash."""
+        pack, name, what, keys = self.packs.get(key), key[1].hex(), "a segment", self.space.keys
         require(pack, "the index says that its pack was deleted")
-        segment, name = pack.segments[index], key[1].hex()
+        segment, at = pack.segments[index], 38 + sum(one.stored for one in pack.segments[:index])
+        header = read(PACK_HEADER, pack.header, "a pack")
+        steps = self.chains[header.chain] if header.chain < len(self.chains) else ["unknown"]
+        if not {"compress", "encrypt", "integrity"}.issuperset(steps):
+            raise UpgradeError("a pack")
         for path in (place / "packs" / str(key[0]) / name[:2] / name for place in self.space.places):
-            with suppress(FileNotFoundError, NotADirectoryError), report.passing(path), path.open("rb") as file:
-                file.seek(segment.at)
-                stored = file.read(segment.stored)
-                require(sha256(stored) == segment.digest, "damaged; looking for another copy")
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                self.space.report.passing(path),
+                path.open("rb") as file,
+            ):
+                file.seek(at)
+                data = file.read(segment.stored)
+                require(sha256(data) == segment.digest, "damaged; looking for another copy")
                 break
         else:
             raise DamageError(f"pack {name} is whole in none of the folders")
-        self.cache[*key, index] = raw = self.unpack(pack, index, stored)
-        while len(self.cache) > 1 and sum(map(len, self.cache.values())) > MOST_CACHED:
-            self.cache.popitem(last=False)
-        return raw
-
-    def unpack(self, pack: Record, index: int, data: bytes) -> bytes:
-        """The raw bytes of a stored segment: the steps of its chain, in reverse (F 5.2, 5.3)."""
-        keys, what = self.space.keys, "a segment"
-        header = read("format:format chain:u8 epoch:u32 random:32", pack.header, "a pack")
-        chain = self.chains[header.chain] if header.chain < len(self.chains) else ["unknown"]
-        if not {"compress", "encrypt", "integrity"}.issuperset(chain):
-            raise UpgradeError("a pack")
-        size, bound = pack.segments[index].raw, keys.ns_id + number(4, header.epoch) + b"pack" + pack.header
-        for step in reversed(chain):
+        bound = keys.ns_id + number(4, header.epoch) + b"pack" + pack.header
+        for step in reversed(steps):
             if step == "encrypt" and keys.encrypted:
                 tries = [hkdf(hkdf(key, b"", "pack"), header.random, "one pack") for key in keys.of(header.epoch)]
                 data = first_whole(tries, lambda key, data=data: decrypt(key, index, data, bound, what), what)
             elif step == "compress":
-                data = unzstd(data[1:], size, what) if Cursor(data, what).flag() else data[1:]
-        require(len(data) == size <= 64 << 20, "a segment has another length than the index says")
+                data = unzstd(data[1:], segment.raw, what) if Cursor(data, what).one("flag") else data[1:]
+        require(len(data) == segment.raw <= 64 << 20, "a segment has another length than the index says")
         return data
+
+    def kept(self) -> Record:
+        """Which versions were dropped, and the trees that snapshots have in place of their own, by id (F 6.4)."""
+        state, what = self.state, "the list of what is kept"
+        if not any(state.retained):
+            return Record(dropped=[], trees={})
+        kept = read(RETAINED, self.space.named(f"meta/{state.retained_gen}", state.retained, 6, what), what)
+        kept.trees = {row.snapshot: row.root for row in kept.trees}
+        ends = kept.dropped[-1].last if kept.dropped else 0  # a list that was there before what it drops is a lie
+        if ends >= state.v or self.space.states.get(ends, Record(retained=b"")).retained == state.retained:
+            kept.dropped = []
+        return kept
 
     def history(self) -> Iterator[Record]:
         """The snapshots (F 4) from the newest on, each followed by its first parent; `version` is what it says."""
         at, kept = self.state.master, self.kept()
         while any(at):
-            snapshot = read(SNAPSHOT_FIELDS, self.object(SNAPSHOT, at), "a snapshot")
-            version = snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
-            snapshot.root = kept.trees.get(at, snapshot.root)
+            snapshot = self.snapshot(at, kept)
             yield snapshot
-            at = snapshot.parents[0].id if snapshot.parents else ZERO
+            version, at = snapshot.version, snapshot.parents[0] if snapshot.parents else ZERO
             if gap := next((row for row in kept.dropped if row.first < version <= row.last + 1), None):
                 self.space.report.note(f"versions {gap.first} to {gap.last} were dropped on purpose")
                 at = gap.below
 
-    def kept(self) -> Record:
-        """Which versions were dropped, and the trees that snapshots have in place of their own, by id (F 6.4)."""
-        where, what = (f"meta/{self.state.retained_gen}", self.state.retained), "the list of what is kept"
-        if not any(self.state.retained):
-            return Record(dropped=[], trees={})
-        kept = Cursor(self.space.named(*where, 6, what), what).fields(RETAINED)  # a reader needs nothing behind these
-        kept.trees = {row.snapshot: row.root for row in kept.trees}
-        ends = kept.dropped[-1].last if kept.dropped else 0  # a list that was there before what it drops is a lie
-        if ends >= self.state.v or self.space.states.get(ends, Record(retained=b"")).retained == self.state.retained:
-            kept.dropped = []
-        return kept
+    def snapshot(self, snapshot_id: bytes, kept: Record) -> Record:
+        """A snapshot, with the tree that it has in place of its own."""
+        snapshot = read(SNAPSHOT_FIELDS, self.object(SNAPSHOT, snapshot_id), "a snapshot")
+        snapshot.version = int.from_bytes(snapshot.tags.get(1, b""), "big")
+        snapshot.root = kept.trees.get(snapshot_id, snapshot.root)
+        return snapshot
 
-    def entries(self, root: bytes) -> Iterator[Record]:
-        """The entries of a directory, leaf by leaf (F 3.1)."""
-        stack = [(root, 8)]
-        while stack:
-            node_id, above = stack.pop()
-            c = Cursor(self.object(DIR, node_id), "a directory")
-            node = c.fields("format:format level:u8 children:?level(rows:32*(name:b16 id:32)!)")
-            rows = node.children.rows if node.level else [read_dir_entry(c) for _ in range(c.one("u32"))]
-            whole = c.at == len(c.data) and node.level < above
-            require(whole and (above == 8 or rows), "a directory contradicts itself, or has more bytes than fields")
-            if node.level:
-                stack += [(child.id, node.level) for child in reversed(rows)]
-            else:
-                yield from rows
+    def root_of(self, v: int | None) -> bytes | None:
+        """The root of the tree that version v has, the newest where that is None; None if that was nothing yet."""
+        state = self.state if v is None else self.space.states.get(v)
+        if v is not None and v > self.state.v:
+            raise StopError(f"there is no version {v}: the newest is {self.state.v}")
+        if state is None:
+            return next((one.root for one in self.history() if one.version <= v), None)
+        kept = Record(trees={}) if v is None else self.kept()
+        return self.snapshot(state.master, kept).root if any(state.master) else None
 
     def tree(self, root: bytes) -> Iterator[tuple[bytes, Record]]:
-        """Path and entry of everything in a tree: a directory before what is in it. What cannot be read is said."""
-        said, stack = 0, [(b"", self.entries(root))]
+        """Path and entry of all in a tree (F 3.1): a directory before what is in it. What cannot be read is said."""
+        stack, said = [(b"", root, 8)], 0  # nodes of directories, by path, and the level of the node above
         while stack:
-            (path, entries), entry = stack[-1], None
+            path, node_id, above = stack.pop()
+            node, start = Record(level=0, rows=[]), len(stack)
             with self.space.report.passing(f"{shown(path) or '.'}: the directory cannot be read", 1, DamageError):
-                entry = next(entries, None)
-            if entry is None:
-                stack.pop()
-                continue
-            below = path + b"/" + entry.name if path else entry.name
-            said += len(below) + 100
-            if said > MOST_TREE or len(below) > 1 << 20 or len(stack) > 1024:
-                raise StopError(f"{shown(path)[:100]}: the tree is too deep or too large for any disk")
-            yield below, entry
-            if entry.kind == 2:
-                stack.append((below, self.entries(entry.body)))
+                node = read_directory(self.object(DIR, node_id), above)
+            for row in node.rows:
+                if node.level:
+                    stack.insert(start, (path, row.id, node.level))
+                    continue
+                below = path + b"/" + row.name if path else row.name
+                said += len(below) + 100
+                if said > MOST_TREE or len(below) > 1 << 20 or below.count(b"/") >= 1024:
+                    raise StopError(f"{shown(path)[:100]}: the tree is too deep or too large for any disk")
+                yield below, row
+                if row.kind == 2:
+                    stack.insert(start, (below, row.body, 8))
 
     def chunks(self, entry: Record) -> Iterator[bytes]:
         """The bytes of a file, chunk by chunk: whole only if this ends without an error (F 2)."""
@@ -1129,28 +1062,36 @@ class Contents:
         while stack:
             object_id, above = stack.pop()
             require(size <= entry.size and count <= MOST_CHUNKS, "the file is longer than its directory says")
-            if not above:
+            if above:
+                node = read(FILE_NODE, self.object(FILE, object_id), "a file")
+                require(node.level < above and node.children, "a file contradicts itself")
+                stack += [(child.id, node.level) for child in reversed(node.children)]
+            else:
                 data = self.object(BLOB, object_id)
                 check.update(data)
                 size, count = size + len(data), count + 1
                 yield data
-                continue
-            node = read(FILE_NODE, self.object(FILE, object_id), "a file")
-            require(node.level < above and node.children, "a file contradicts itself")
-            stack += [(child.id, node.level) for child in reversed(node.children)]
         require(size == entry.size and check.digest() == entry.body[:32], "the file is not what its directory says")
 
 
-def read_dir_entry(c: Cursor) -> Record:
-    """An entry of a directory (F 3.2): kind 1 and 4 files, 2 a directory, 3 a symlink."""
-    entry = c.fields("kind:1..4 mode:u16 mtime:i64 size:u64 name:b16")
-    entry.body = c.one({1: "32", 2: "32", 3: "b16", 4: "64"}[entry.kind])
-    c.tags()
-    bad_name = not 0 < len(entry.name) <= 4096 or entry.name in (b".", b"..") or {0, 47} & {*entry.name}
-    bad_target = entry.kind == 3 and (not entry.body or 0 in entry.body or len(entry.body) != entry.size)
-    bad_other = (entry.kind == 2 and (entry.size or entry.mtime)) or (entry.kind == 3 and entry.mode)
-    require(not (bad_name or bad_target or bad_other or entry.mode > 0o7777), "a directory has an impossible entry")
-    return entry
+def read_directory(data: bytes, above: int) -> Record:
+    """A node of a directory (F 3): its `level`, and as `rows` its children, or entries: of kind 1 and 4 files, of 2
+    directories, of 3 symlinks."""
+    c = Cursor(data, "a directory")
+    node = c.fields("format:format level:u8 inner:?level(rows:32*(name:b16 id:32)!)")
+    node.rows = node.inner.rows if node.level else []
+    for _ in range(0 if node.level else c.one("u32")):
+        entry = c.fields("kind:1..4 mode:u16 mtime:i64 size:u64 name:b16")
+        entry.body = c.one({1: "32", 2: "32", 3: "b16", 4: "64"}[entry.kind])
+        c.one("tags")
+        good = 0 < len(entry.name) <= 4096 and entry.name not in (b".", b"..") and not {0, 47} & {*entry.name}
+        good = good and (entry.kind != 3 or (entry.body and 0 not in entry.body and len(entry.body) == entry.size))
+        good = good and not (entry.kind == 2 and (entry.size or entry.mtime)) and not (entry.kind == 3 and entry.mode)
+        require(good and entry.mode <= 0o7777, "a directory has an impossible entry")
+        node.rows.append(entry)
+    whole = c.at == len(c.data) and node.level < above and (above == 8 or node.rows)
+    require(whole, "a directory contradicts itself, or has more bytes than fields")
+    return node
 
 
 # What the user asks for -----------------------------------------------------------------------------------------------
@@ -1168,15 +1109,15 @@ def is_local_state(name: bytes) -> bool:
 
 def restore(contents: Contents, root: bytes, dest: Path) -> None:
     """Writes a tree into a new folder. It never follows or overwrites anything: what is in the way is said."""
-    directories, refused = [], [b"\0"]
+    directories, refused = [], set[bytes]()
     dest.mkdir(parents=True, exist_ok=True)
     if any(dest.iterdir()):
         raise StopError(f"{dest} is not empty: name a folder that is new")
     for path, entry in contents.tree(root):
-        if path.startswith(refused[-1] + b"/"):
-            continue
         target = os.path.join(os.fsencode(dest), path)
-        refused.append(path)
+        refused.add(path)
+        if path.rpartition(b"/")[0] in refused:
+            continue
         with contents.space.report.passing(f"{shown(path)}: not restored", 1, (OSError, DamageError, OverflowError)):
             is_taken = is_local_state(entry.name) or (os.name == "nt" and {*entry.name} & {*b"\\:"})
             require(not is_taken, "refused: this name is kept for the local state of MetaSync, or leads elsewhere")
@@ -1189,7 +1130,7 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
                 write_file(contents, entry, target)
             if entry.kind != 2 and (entry.kind != 3 or os.utime in os.supports_follow_symlinks):
                 os.utime(target, ns=(entry.mtime, entry.mtime), follow_symlinks=entry.kind != 3)
-            refused.pop()
+            refused.remove(path)
     for target, mode in reversed(directories):
         os.chmod(target, mode)
 
@@ -1203,17 +1144,6 @@ def write_file(contents: Contents, entry: Record, target: bytes) -> None:
             os.unlink(target)
             raise
     os.chmod(target, entry.mode & 0o777)
-
-
-def of_version(contents: Contents, v: int | None) -> bytes | None:
-    """The root of the tree that version v had; None if that was nothing yet."""
-    state = contents.space.states.get(contents.state.v if v is None else v)
-    if state is None and v > contents.state.v:
-        raise StopError(f"there is no version {v}: the newest is {contents.state.v}")
-    if state is not None and any(state.master):
-        own = read(SNAPSHOT_FIELDS, contents.object(SNAPSHOT, state.master), "a snapshot").root
-        return contents.kept().trees.get(state.master, own) if v is not None else own
-    return None if state else next((one.root for one in contents.history() if one.version <= v), None)
 
 
 def secret_of(args: argparse.Namespace) -> tuple[int, bytes] | None:
@@ -1241,7 +1171,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     for one in contents.history() if args.history else ():
         who, what = shown(space.device_name(state, one.device)), shown(one.message)
         sys.stdout.write(f"{one.version}\t{moment(one.time)}\t{who}\t{what}\n")
-    root = None if args.history else of_version(contents, args.version)
+    root = None if args.history else contents.root_of(args.version)
     for path, entry in contents.tree(root) if args.list and root else ():
         kind, target = "ffdlf"[entry.kind], " -> " + shown(entry.body) if entry.kind == 3 else ""
         sys.stdout.write(f"{kind} {entry.mode:04o} {entry.size:12} {moment(entry.mtime)} {shown(path)}{target}\n")
@@ -1265,7 +1195,7 @@ def main() -> int:
     report = Report()
     try:
         run(parser.parse_args(), report)
-    except (StopError, UnreadableError, OSError) as problem:
+    except (StopError, *UNREADABLE, OSError) as problem:
         report.note(f"reader: {problem}", 1)
     return report.code
 
