@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from metasync.worktree.hints import Hinting, anywhere
+
+if TYPE_CHECKING:
+    from metasync.session.session import Session
 
 
 def _nobody() -> bool:
@@ -36,3 +42,24 @@ class Around:
     waits: Callable[[], bool] = _nobody
     let_in: Callable[[], None] = _nothing
     looks: bool = False
+
+
+@contextlib.contextmanager
+def heeding(s: Session, look: Callable[[], None]) -> Iterator[None]:
+    """Calls `look` now and then meanwhile, in this thread: by what it raises it may end what is under way."""
+    check, looked, thread = s.runtime.check, s.tree.looked, threading.get_ident()
+
+    def look_too() -> None:
+        check()
+        if threading.get_ident() == thread:
+            look()
+
+    def tell_and_look(names: int) -> None:
+        looked(names)
+        look_too()
+
+    s.runtime.check, s.tree.looked = look_too, tell_and_look
+    try:
+        yield
+    finally:
+        s.runtime.check, s.tree.looked = check, looked

@@ -411,7 +411,7 @@ class Operations:
         with (
             self._entered(what),
             c.machine.lock(
-                c.directory, f"metasync {what}", waiting, wait_s, presses=what != "push", heed=check
+                c.directory, f"metasync {what}", waiting, wait_s, presses=first and what != "push", heed=check
             ) as lock,
             c.guard.holding(),
         ):

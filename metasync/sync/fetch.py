@@ -215,6 +215,7 @@ def _take_left(s: Session, staging: Staging, entries: Mapping[bytes, Entry]) -> 
     if not isinstance(staging, Checkout) or not staging.has_left:
         return out
     for path, entry in entries.items():
+        s.runtime.check()
         fd = None if entry.root else staging.open_left(path)
         if fd is None:
             continue
@@ -334,6 +335,7 @@ def _opened(s: Session, path: bytes) -> int | None:
 def _is_copied(s: Session, staging: Staging, here: Mapping[bytes, bytes], path: bytes, entry: Entry) -> bool:
     """Whether a file could be staged from what is in the folder already."""
     source = here.get(entry.content)
+    s.runtime.check()
     return source is not None and _copy_here(s, staging, source, path, entry)
 
 

@@ -29,6 +29,7 @@ from metasync.local.state_keys import (
     Conflict,
 )
 from metasync.session import agreement
+from metasync.session.around import heeding
 from metasync.session.folder import STATE_DIR
 from metasync.session.session import Operations, Session
 from metasync.sync import no_change
@@ -93,17 +94,22 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
             report = _push(work, turns, message, dry_run, force, durability, first=first)
             break
         except GiveWay as way:
-            work.tell(Notice("another operation in this folder goes first; this push goes on after it"))
-            work.around.let_in()
-            with work.locked("push", first=False):
-                way.save()
-                work.connections.close()  # what they know may be old by now
+            _let_in(work, "push", way)
             first = False
     c = work.connections
     has_upkeep = c.config.prev_config is not None or any(c.db.has(key) for key in (MENDING_KEY, SURPLUS_KEY, WIPE_KEY))
     if not dry_run and (has_upkeep or is_turn_to_read(c)):
         work.upkeep()
     return report
+
+
+def _let_in(work: Operations, what: str, way: GiveWay) -> None:
+    """Lets the operations that wait go first."""
+    work.tell(Notice(f"another operation in this folder goes first; this {what} goes on after it"))
+    work.around.let_in()
+    with work.locked(what, first=False):
+        way.save()
+        work.connections.close()  # what they know may be old by now
 
 
 def is_turn_to_read(c: Connections) -> bool:
@@ -142,22 +148,35 @@ def _push(
 
 
 def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:
-    """Brings the folder up to the newest agreed version: see `Workspace.pull`."""
-    with work.begun("pull") as s, contextlib.ExitStack() as stack:
-        look = None
+    """Brings the folder up to the newest agreed version: see `Workspace.pull`. Lets other operations go first."""
+    turns, first = Turns(), True
+    while True:
+        try:
+            return _pull(work, turns, dry_run, force, first=first)
+        except GiveWay as way:
+            _let_in(work, "pull", way)
+            first = False
+
+
+def _pull(work: Operations, turns: Turns, dry_run: bool, force: bool, *, first: bool) -> PullReport:
+    """One turn of a pull, its `first` or a later one. `GiveWay`: another one is needed."""
+    with work.begun("pull", first=first) as s, contextlib.ExitStack() as stack:
+        asked = None
         if is_quiet := no_change.may_be(s):
-            look = stack.enter_context(agreement.looking(s, on_news=partial(import_module, "metasync.sync.pull")))
-            if (nothing := no_change.pull(s, look)) is not None:
+            asked = stack.enter_context(agreement.looking(s, on_news=partial(import_module, "metasync.sync.pull")))
+            if (nothing := no_change.pull(s, asked)) is not None:
                 return nothing
         from metasync.sync.pull import pull as bring_up
 
         if not is_quiet:
             finish(s)
-        newest = agreement.newest(s) if look is None else s.load(s.newest_state())
+        look = turns.begin(s.others_wait, s.runtime.clock).look
+        with heeding(s, look):
+            newest = agreement.newest(s) if asked is None else s.load(s.newest_state())
         agreement.settle_journal(s, newest.state)  # it may be a push of this device that never learned its end
         while True:
             try:
-                return bring_up(s, s.base(), newest, dry_run=dry_run, force=force)
+                return bring_up(s, s.base(), newest, dry_run=dry_run, force=force, look=look)
             except DamagedError:  # a pack that is gone may lie elsewhere by a newer index (consensus.md, rule 6.2)
                 later = agreement.newest(s)
                 if (later.state.index, later.state.config) == (newest.state.index, newest.state.config):

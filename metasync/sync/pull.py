@@ -31,6 +31,7 @@ from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.sync import PullReport
 from metasync.session import agreement
 from metasync.session.agreement import LEFT_KEY
+from metasync.session.around import heeding
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import sides
@@ -131,13 +132,15 @@ def integrate(
     pushing: bool = False,
     on_tree: OnTree = lambda _: None,
     before: Callable[[], None] = lambda: None,
+    look: Callable[[], None] = lambda: None,
     news: Mapping[bytes, walk.Change] | None = None,
 ) -> PullReport:
     """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still.
 
     `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
-    agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `before` is called once all is at hand and
-    nothing is changed yet, and may raise. `news`: what `walk.diff` says of the two, where that is known.
+    agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `look` is called now and then until all is at
+    hand, and may raise; `before` then, when nothing is changed yet, and may raise. `news`: what `walk.diff` says of the
+    two, where that is known.
     """
     left = rebased(s, base, target)
     base = over_skips(left, target)
@@ -147,7 +150,7 @@ def integrate(
     for _ in range(ROUNDS_MAX):
         try:
             return _integrate_once(
-                s, base, target, on_tree, before, news, dry_run=dry_run, force=force, pushing=pushing
+                s, base, target, on_tree, before, look, news, dry_run=dry_run, force=force, pushing=pushing
             )
         except ChangedMeanwhile as e:
             lost = e.__cause__ if isinstance(e.__cause__, DamagedError) else None
@@ -200,6 +203,7 @@ def _integrate_once(
     target: Agreed,
     on_tree: OnTree,
     before: Callable[[], None],
+    look: Callable[[], None],
     news: Mapping[bytes, walk.Change] | None,
     *,
     dry_run: bool,
@@ -207,9 +211,10 @@ def _integrate_once(
     pushing: bool,
 ) -> PullReport:
     contents = s.contents(target)
-    if news is None and base.tree_root != target.tree_root:
-        news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
-    plan = _plan(s, base, target, news or {}, contents)
+    with heeding(s, look):
+        if news is None and base.tree_root != target.tree_root:
+            news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
+        plan = _plan(s, base, target, news or {}, contents)
     seen, coming = plan.scan.tree, plan.merge.changes
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen]
     found = sides.in_changes(coming, {c.copy for c in waiting})
@@ -234,7 +239,7 @@ def _integrate_once(
     )
     if dry_run:
         return report
-    applied = _check_out(s, base, target, plan, contents, before)
+    applied = _check_out(s, base, target, plan, contents, before, look)
     on_tree(plan.theirs)
     return replace(
         report,
@@ -329,8 +334,9 @@ def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, byt
 
 
 def _check_out(
-    s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents, before: Callable[[], None]
-) -> Applied:
+    s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents,
+    before: Callable[[], None], look: Callable[[], None],
+) -> Applied:  # fmt: skip
     """Journals, stages and applies the plan; the folder is at `target` afterwards."""
     s.listener(Phase("checkout"))
     merged = dict(plan.merge.changes)
@@ -364,7 +370,8 @@ def _check_out(
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
         nowhere = Nowhere(ours)
         sources = _sources(s, plan.scan, entries.values())
-        deliver(s, checkout, entries, sources, contents, nowhere, old=tree)
+        with heeding(s, look):
+            deliver(s, checkout, entries, sources, contents, nowhere, old=tree)
         checkout.leave_out(nowhere.why)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
@@ -399,12 +406,20 @@ def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> 
         return kept_snapshot(texts, parents, s.device.device_id, s.wall_ns(), s.ids, ingest, stage)
 
 
-def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, force: bool = False) -> PullReport:
-    """Brings the folder to `target`, or says that it is there already. `GuardError`: see `integrate`."""
+def pull(
+    s: Session,
+    base: Agreed,
+    target: Agreed,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    look: Callable[[], None] = lambda: None,
+) -> PullReport:
+    """Brings the folder to `target`, or says that it is there already. `look`, `GuardError`: see `integrate`."""
     base = rebased(s, base, target)
     if target.state.hash == base.state.hash and not s.db.unplaced():
         return PullReport(base.state.v, base.state.v, down=dict(s.down))
     if target.state.master == base.state.master and not dry_run and not s.db.unplaced():
         s.db.set(BASE_KEY, target.state)
         return PullReport(base.state.v, target.state.v, down=dict(s.down))
-    return integrate(s, base, target, dry_run=dry_run, force=force)
+    return integrate(s, base, target, dry_run=dry_run, force=force, look=look)

@@ -22,6 +22,7 @@ from metasync.merge import guard
 from metasync.objects.model import MESSAGE_BYTES_MAX
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped, Trailing, together
 from metasync.session import agreement, cache, health, space
+from metasync.session.around import heeding
 from metasync.session.folder import BASE_KEY, STATE_DIR
 from metasync.session.session import Agreed, Session
 from metasync.sync.no_change import Begun, keys_are_everywhere
@@ -188,12 +189,13 @@ class _Push:
 
     def run(self, base: Agreed, begun: Begun | None) -> tuple[PushReport, Upload | None]:
         s = self.s
-        if begun is None:
-            newest, self.asked = agreement.newest_or_own(s)
-        elif (known := s.newest_state()).hash != base.state.hash:  # `no_change` has waited for it
-            newest = s.load(known)
-        else:
-            newest, self.asked, self.ahead, self.walked = base, False, begun.look, begun.walk
+        with heeding(s, self.look):
+            if begun is None:
+                newest, self.asked = agreement.newest_or_own(s)
+            elif (known := s.newest_state()).hash != base.state.hash:  # `no_change` has waited for it
+                newest = s.load(known)
+            else:
+                newest, self.asked, self.ahead, self.walked = base, False, begun.look, begun.walk
         for _ in range(ATTEMPTS_MAX):
             if newest.state.hash != base.state.hash:
                 base = self.catch_up(base, newest)
@@ -221,7 +223,7 @@ class _Push:
 
         base = self._find_again(rebased(self.s, base, newest), newest)
         if newest.state.master != base.state.master:
-            self.pulls.append(integrate(self.s, base, newest, force=self.force, pushing=True))
+            self.pulls.append(integrate(self.s, base, newest, force=self.force, pushing=True, look=self.look))
         elif newest.state.hash != base.state.hash:
             self.s.db.set(BASE_KEY, newest.state)
         return newest
@@ -245,7 +247,8 @@ class _Push:
         walked, self.walked = self.walked, None
         if walked is None:
             s.listener(Phase("scan"))
-            walked = walk(s, base, s.around.hints())
+            with heeding(s, self.look):
+                walked = walk(s, base, s.around.hints())
         joins = not agreement.is_in(s, base.devices)
         staged = s.db.get(KEPT_KEY) or b""  # id of the snapshot of what merges replaced
         if walked.is_quiet and self.packing.upload is None and not staged and not joins:
@@ -380,7 +383,8 @@ class _Push:
         """A newer state than `base`, looked for where that was not done yet: here it matters what others did."""
         if not self.asked:
             ahead, self.asked, self.ahead = self.ahead, True, None
-            newest = agreement.newest(self.s) if ahead is None else self.s.load(agreement.told(self.s, ahead))
+            with heeding(self.s, self.look):
+                newest = agreement.newest(self.s) if ahead is None else self.s.load(agreement.told(self.s, ahead))
             self.news = newest if newest.state.hash != base.state.hash else None
         news, self.news = self.news, None
         return news

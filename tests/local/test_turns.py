@@ -13,12 +13,15 @@ import pytest
 from workspace_kit import Lab, tree_of, write
 
 from metasync.backends.folder import FolderBackend
+from metasync.checkout.checkout import Checkout
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice, Progress
+from metasync.local import lock
 from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
 from metasync.session.session import Session
 from metasync.sync.push import _Push
 from metasync.workspace import Workspace
+from metasync.worktree import merge_walk
 
 SOON_S = 60.0
 SMALL = 1_000_000
@@ -279,3 +282,112 @@ def test_a_push_that_proposes_gives_way_to_nobody() -> None:
     attempts.proposing = False
     with pytest.raises(GiveWay):
         attempts.look()
+
+
+# --- pulls
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation has had its time for itself when it begins."""
+    monkeypatch.setattr(lock, "TURN_S", 0.0)
+    monkeypatch.setattr(lock, "LOOK_EVERY_S", 0.0)
+
+
+class Tap:
+    """Holds all but the first packs that are fetched until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        self.open, self.held = threading.Event(), threading.Event()
+        self.free = free
+        self.got: list[str] = []
+        self.lock = threading.Lock()
+        real = FolderBackend.get
+
+        def get(backend: FolderBackend, path: str, **words: Any) -> bytes:
+            if "/packs/" in path:
+                with self.lock:
+                    self.free -= 1
+                    is_held = self.free < 0
+                if is_held:
+                    self.held.set()
+                    assert self.open.wait(SOON_S)
+                self.got.append(path)
+            return real(backend, path, **words)
+
+        monkeypatch.setattr(FolderBackend, "get", get)
+
+
+def pulling(lab: Lab, *, push: bool = False) -> tuple[Workspace, Workspace, list[Event]]:
+    """A device that has much to fetch, and one that has it."""
+    w, other = two_devices(lab)
+    write(other.directory, {f"f{i:02}": os.urandom(600_000) for i in range(8)})
+    other.push()
+    if push:
+        write(w.directory, {"mine": b"mine"})
+    directory = w.directory
+    w.close()
+    told: list[Event] = []
+    return lab.keep(Workspace.open(directory, on_event=told.append)), other, told
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("what", "free"), [("pull", 0), ("pull", 1), ("push", 0)])
+def test_what_fetches_much_gives_way_while_its_packs_stand_still(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str, free: int
+) -> None:
+    w, other, told = pulling(lab, push=what == "push")
+    tap = Tap(monkeypatch, free)
+    running = Running(getattr(w, what))
+    assert tap.held.wait(SOON_S)
+    with WorkspaceLock(w.directory / ".metasync").acquire("anything"):
+        assert running.is_alive()
+        assert not tap.open.is_set(), "it had the lock while the packs stood still"
+    tap.open.set()
+    assert running.end().version is not None
+    other.pull()
+    assert tree_of(w.directory) == tree_of(other.directory)
+    assert any(f"this {what} goes on after it" in e.text for e in told if isinstance(e, Notice))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_pull_that_another_one_has_done_meanwhile_ends_well(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, other, _ = pulling(lab)
+    tap = Tap(monkeypatch, free=1)
+    running = Running(w.pull)
+    assert tap.held.wait(SOON_S)
+    second = Running(lab.keep(Workspace.open(w.directory)).pull)
+    with WorkspaceLock(w.directory / ".metasync").acquire("anything"):
+        tap.open.set()
+    second.end()
+    running.end()
+    assert tree_of(w.directory) == tree_of(other.directory)
+
+
+def test_a_pull_that_changes_the_folder_gives_way_to_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, other, _ = pulling(lab)
+    looks: list[bool] = []
+    applying = [False]
+    monkeypatch.setattr(Turns, "look", lambda _: looks.append(applying[0]))
+    apply = Checkout.apply
+
+    def applied(checkout: Checkout, commit: Any) -> Any:
+        applying[0] = True
+        return apply(checkout, commit)
+
+    monkeypatch.setattr(Checkout, "apply", applied)
+    w.pull()
+    assert looks
+    assert not any(looks)
+    assert tree_of(w.directory) == tree_of(other.directory)
+
+
+def test_a_large_folder_that_is_walked_is_left_to_others(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pack is sent or fetched then."""
+    w, _ = two_devices(lab)
+    monkeypatch.setattr(merge_walk, "LOOKED_EVERY", 1)
+    write(w.directory, {f"d{n}/f": b"1" for n in range(5)})
+    looks: list[None] = []
+    monkeypatch.setattr(Turns, "look", lambda _: looks.append(None))
+    w.push()
+    assert len(looks) >= 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from workspace_kit import Lab, tree_of, write
 
+from metasync.backends.folder import FolderBackend
 from metasync.errors import GuardError, WorkspaceError
 from metasync.local import lock, settings
 from metasync.local.settings import Settings
@@ -545,6 +547,33 @@ def test_a_push_gives_way_to_a_call(w: Workspace, running: Keeper, monkeypatch: 
     assert got == ["served"]
     assert running.call(lambda workspace: replace(workspace.push(), down={}).version) in (None, 2)
     assert version(w) == 2
+
+
+def test_a_pull_gives_way_to_a_call(
+    w: Workspace, running: Keeper, other: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served while the packs that the pull waits for do not come."""
+    running.call(lambda _: None)
+    write(other.directory, {f"new{at}": os.urandom(300_000) for at in range(8)})
+    other.push()
+    get, reached, go = FolderBackend.get, threading.Event(), threading.Event()
+    monkeypatch.setattr(lock, "TURN_S", 0.0)
+    monkeypatch.setattr(lock, "LOOK_EVERY_S", 0.0)
+
+    def slow(backend: FolderBackend, path: str, **words: Any) -> bytes:
+        if "/packs/" in path and threading.current_thread() is not threading.main_thread():
+            reached.set()
+            assert go.wait(60)
+        return get(backend, path, **words)
+
+    monkeypatch.setattr(FolderBackend, "get", slow)
+    running.hint()
+    assert reached.wait(60)
+    assert running.call(lambda _: "served") == "served"
+    assert not go.is_set()
+    go.set()
+    running.call(lambda workspace: workspace.pull())
+    assert tree_of(w.directory) == tree_of(other.directory)
 
 
 def test_constants() -> None:
