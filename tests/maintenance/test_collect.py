@@ -822,6 +822,32 @@ def test_a_device_that_lies_about_its_version_has_no_other_dropped(six: Workspac
     all_is_there(six)
 
 
+@pytest.mark.parametrize("how", ["no parent", "an older parent", "an older number"])
+def test_a_device_that_leads_past_versions_has_none_dropped_that_has_a_name(six: Workspace, lab: Lab, how: str) -> None:
+    """An insider's snapshot says that another version is before it than was, or that it stands at a gap."""
+    six.gc(retention.parse("last=4"))  # 3 to 6
+    six.tag("5", "draft")
+    third = six.log()[-1].snapshot
+    with insider(six) as m:
+        root, state = m.tree({b"x": m.file(b"x")}), m.base.state
+        parents = {"no parent": (), "an older parent": (third,), "an older number": (state.master,)}[how]
+        number = 3 if how == "an older number" else state.v + 1
+        lie = Snapshot(root, parents, m.s.device.device_id, 0, "", ((VERSION_TAG, u64(number)),))
+        m.commit(root, snapshot=encode_snapshot(lie))
+    write(six.directory, {"y": b"y"})
+    six.pull()
+    six.push()
+    before = packs(lab)
+    for policy in (None, retention.parse("last=5")):
+        with pytest.raises(DamagedError, match="which laptop wrote, leads past version 5, which is called draft"):
+            six.gc(policy)
+    assert packs(lab) == before
+    with six._session("test") as s:
+        assert s.ids.blob(noise(105)) in agreement.newest(s).index
+    six.untag(["draft"])
+    six.gc()
+
+
 # ---- index records
 
 
