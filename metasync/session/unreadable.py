@@ -124,7 +124,7 @@ def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> Met
                 break
     if found is None:
         return error
-    dirs, files = _lost_paths(contents, base, target, lost) if lost else ("", "")
+    dirs, files = _lost_paths(contents, base, target, _nowhere(contents, lost)) if lost else ("", "")
     return told(s, found, error, dirs, files)
 
 
@@ -139,6 +139,14 @@ def _by_its_own(s: Session, state: State, target: Agreed, contents: Contents) ->
         return s._reader(state, s.indexes.of_state(state)[1])
     except (*CANNOT_BE_READ, NoQuorumError):
         return contents
+
+
+def _nowhere(contents: Contents, lost: Collection[bytes]) -> set[bytes]:
+    """Those of these objects that no backend has: others were read, and are not what is said of them."""
+    gone = set[bytes]()
+    with contextlib.suppress(MetaSyncError):
+        contents.fetch(lost, lambda _: None, on_lost=lambda ids, _: gone.update(ids))
+    return gone
 
 
 def _lost_paths(contents: Contents, base: Agreed, target: Agreed, nowhere: Collection[bytes]) -> tuple[str, str]:
@@ -266,8 +274,8 @@ def told(s: Session, state: State, error: MetaSyncError, lost: str = "", files: 
     elif files and not lost:
         out = UnreadableError(
             message,
-            next_step="`metasync check --repair` on a device that has it stores it again. "
-            "On any other it gives that up, and all else comes.",
+            next_step="`metasync check --repair` on a device that has it stores it again. On any other it gives that "
+            f"up, and all else comes; if it does not: {go_on}.",
         )
     else:
         out = UnreadableError(
