@@ -86,6 +86,7 @@ class Keeper:
         self.published: Callable[[], None] = lambda: None
         self._machine, self._watching, self._clock, self._wall = machine or Machine(), watching, clock, wall
         now = clock()
+        self.workspace_id: bytes | None = None  # known once it is open
         self._batch = Batch(Batching.of(settings.values), Pauses(draw))
         self._hearing = Hearing(now, draw, _ask_s(settings))
         self._opening = Pauses(draw)
@@ -305,6 +306,7 @@ class Keeper:
             self._hearing.ask(self._clock())
         self._account.update(name=db.get(NAME_KEY) or self.directory.name)
         self._changes.begin(db, self._watching)
+        self.workspace_id = workspace._connections.keys.ns_id
         self._opening.passed()
         self._account.passed("open")
 

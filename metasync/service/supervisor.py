@@ -40,6 +40,8 @@ class Keeping(Protocol):
     """What keeps one workspace in step: `service.keeper.Keeper`."""
 
     published: Callable[[], None]
+    workspace_id: bytes | None
+    """Which workspace it is, the same for all its folders; None while that is not known."""
 
     def start(self) -> None: ...
     def state(self) -> WorkspaceState: ...
@@ -75,11 +77,18 @@ Hear = Callable[[str, WorkspaceState | None], None]
 
 
 class Kept:
-    """One workspace of the daemon. `tell` hears of each change of its state."""
+    """One workspace of the daemon. `tell` hears of each change of its state, `published` of each version of its own."""
 
-    def __init__(self, directory: Path, make: Make, attach: Attach, tell: Callable[[WorkspaceState], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        make: Make,
+        attach: Attach,
+        tell: Callable[[WorkspaceState], None],
+        published: Callable[[bytes | None], None],
+    ) -> None:
         self.directory = directory
-        self._make, self._tell = make, tell
+        self._make, self._tell, self._published = make, tell, published
         self._beside = attach(directory)
         self._changed = threading.Condition()
         self._keeper: Keeping | None = None
@@ -96,6 +105,12 @@ class Kept:
     def state(self) -> WorkspaceState:
         keeper = self._keeper
         return self._state if keeper is None else self._with_lacks(keeper.state())
+
+    def hint(self, workspace_id: bytes) -> None:
+        """Another folder of this workspace published a version, if it is this one."""
+        keeper = self._keeper
+        if keeper is not None and keeper.workspace_id == workspace_id:
+            keeper.hint()
 
     @property
     def keeper(self) -> Keeping:
@@ -143,6 +158,7 @@ class Kept:
             self._own = _own(found)
             keeper = self._make(self.directory, found, self._heard)
             self._lacks = tuple(p for one in self._beside for p in _begun(one, keeper, found))
+            keeper.published = _both(keeper.published, lambda: self._published(keeper.workspace_id))
             keeper.start()
         except Exception as e:  # noqa: BLE001 - whatever it is, it is told, and tried again
             self._failed(e)
@@ -211,6 +227,14 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        one()
+        other()
+
+    return call
 
 
 def _begun(one: Beside, keeper: Keeping, settings: Settings) -> tuple[Problem, ...]:
@@ -306,10 +330,21 @@ class Supervisor:
             if folder in self._kept:
                 return self._kept[folder]
             kept = self._kept[folder] = Kept(
-                folder, self._make, self._attach, lambda state: self._hear(str(folder), state)
+                folder,
+                self._make,
+                self._attach,
+                lambda state: self._hear(str(folder), state),
+                lambda workspace_id: self._published(folder, workspace_id),
             )
         kept.start()
         return kept
+
+    def _published(self, folder: Path, workspace_id: bytes | None) -> None:
+        """Has the other folders of the same workspace, which are other devices of it, look soon."""
+        if workspace_id is not None:
+            for kept in self.all():
+                if kept.directory != folder:
+                    kept.hint(workspace_id)
 
     def _hear(self, directory: str, state: WorkspaceState | None) -> None:
         with self._lock:

@@ -54,6 +54,7 @@ class FakeKeeper:
     def __init__(self, directory: Path, settings: Settings, tell: Callable[[WorkspaceState], None]) -> None:
         self.directory, self.settings, self.tell = directory, settings, tell
         self.published: Callable[[], None] = lambda: None
+        self.workspace_id: bytes | None = None
         self.asked: list[Any] = []
         self.workspace: Any = None
         self.now = state(directory)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_kit import HUNG_S, Fleet, fleet, wait_for
+from workspace_kit import Lab, write
 
 from metasync.errors import UsageError, WorkspaceError
 from metasync.local.settings import Settings
 from metasync.reports.service import WorkspaceState
 from metasync.service import supervisor
 from metasync.service.desk import Call
+from metasync.service.keeper import Keeper
 from metasync.service.registry import Registry
 from metasync.service.supervisor import Keeping
 from metasync.service.wire import protocol
@@ -221,3 +223,58 @@ def test_there_is_an_end_to_the_workspaces(tmp_path: Path, monkeypatch: pytest.M
     registry.add(Path("/b"))
     with pytest.raises(UsageError):
         registry.add(Path("/c"))
+
+
+def test_folders_of_one_workspace_hear_of_each_other_and_others_do_not(made: Fleet) -> None:
+    keepers = {name: made.keep(name) for name in ("laptop", "desktop", "photos", "starting")}
+    for name, workspace_id in (("laptop", b"docs"), ("desktop", b"docs"), ("photos", b"photos")):
+        keepers[name].workspace_id = workspace_id
+    keepers["laptop"].published()
+    assert {name: keeper.asked for name, keeper in keepers.items()} == {
+        "laptop": [], "desktop": ["hint"], "photos": [], "starting": [],
+    }  # fmt: skip
+    keepers["starting"].published()
+    assert keepers["desktop"].asked == ["hint"], "it is not known yet whose it is"
+    made.supervisor.remove(made.root / "desktop")
+    keepers["laptop"].published()
+    assert keepers["desktop"].asked == ["hint"]
+
+
+def test_a_broker_is_told_too(tmp_path: Path) -> None:
+    published: list[str] = []
+
+    class Told:
+        def begin(self, keeper: Keeping, settings: Settings) -> None:
+            keeper.published = lambda: published.append("to the broker")
+
+        def hear(self, state: WorkspaceState) -> None: ...
+        def end(self) -> None: ...
+
+    with fleet(tmp_path, lambda _: [Told()]) as made:
+        one, other = made.keep("laptop"), made.keep("desktop")
+        one.workspace_id = other.workspace_id = b"docs"
+        one.published()
+    assert (published, other.asked) == (["to the broker"], ["hint"])
+
+
+def test_what_one_real_keeper_pushes_is_in_the_other_folder_at_once(lab: Lab, tmp_path: Path) -> None:
+    urls = lab.urls("a", "b", "c", kind="memory")  # which nothing watches
+    laptop, desktop = lab.init(urls), lab.clone(urls)
+    for one in (laptop, desktop):
+        one.configure("daemon.ask", "1h")
+        one.configure("daemon.quiet", "1s")
+        one.close()
+
+    def make(directory: Path, settings: Settings, tell: Callable[[WorkspaceState], None]) -> Keeping:
+        return Keeper(directory, settings=settings, tell=tell)
+
+    supervised = supervisor.Supervisor(Registry(tmp_path / "state"), make, lambda _: ())
+    try:
+        for one in (laptop, desktop):
+            supervised.add(one.directory)
+        wait_for(lambda: {kept.state().doing for kept in supervised.all()} == {"in step"}, "that both are in step")
+        write(laptop.directory, {"new": b"new"})
+        supervised.kept(laptop.directory).keeper.call(lambda w: w.push())
+        wait_for((desktop.directory / "new").exists, "the file on the other device")
+    finally:
+        supervised.stop()
