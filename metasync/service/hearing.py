@@ -29,6 +29,7 @@ COVERED_S: Final = {"broker": 600.0, "watch": 2400.0}  # between looks, by what 
 JITTER: Final = 0.2
 ANYBODY: Final = ""  # who hints, where it is no watch of a backend
 
+SLEPT_S: Final = 5.0  # that two clocks went apart
 Teller = Literal["broker", "watch"]
 
 
@@ -42,6 +43,7 @@ class Hearing:
         self._news_at = now
         self._quorum_at = -COVERED_QUORUM_S
         self._asked_at = now
+        self._missed = 0  # looks in a row that no backend answered
         self._hints: set[str] = set()  # who told of news since the last look began
         self._tellers: set[Teller] = set()
         self.pauses = Pauses(draw)
@@ -66,10 +68,11 @@ class Hearing:
         self._step, self._news_at = 0, now
         self._plan(now)
 
-    def looked(self, now: float, *, news: bool, quorum: bool) -> None:
-        """A look ended well. `quorum`: a quorum was asked."""
+    def looked(self, now: float, *, news: bool, quorum: bool, missed: bool = False) -> None:
+        """A look ended. `quorum`: a quorum was asked; `missed`: the one backend that was asked did not answer."""
         self.pauses.passed()
         self._asked_at = now
+        self._missed = self._missed + 1 if missed else 0
         if quorum:
             self._quorum_at = now
         if news:
@@ -80,7 +83,7 @@ class Hearing:
 
     def failed(self, now: float) -> None:
         """A look failed."""
-        self._asked_at = now
+        self._asked_at, self._missed = now, 0
         self._hints.clear()  # a quorum is asked next
         self.due = self.pauses.failed(now)
 
@@ -100,6 +103,8 @@ class Hearing:
         hints, self._hints = self._hints, set()
         quorum_s = COVERED_QUORUM_S if self.is_covered else QUORUM_S
         if not backends or self.pauses.failures or now - self._quorum_at >= quorum_s or not hints <= {*backends}:
+            return None
+        if self._missed >= len(backends):  # a quorum tells whether there still is one
             return None
         if hints:
             first = min(hints)
@@ -127,3 +132,14 @@ class Hearing:
         else:
             wait_s = self._ask_s
         self.due = since + wait_s * (1 - JITTER + 2 * JITTER * self._draw())
+
+
+class Sleep:
+    """Says whether the machine slept since it was asked last: one clock counts that time, and one does not."""
+
+    def __init__(self, awake_s: float, since_boot_s: float) -> None:
+        self._asleep_s = since_boot_s - awake_s
+
+    def was(self, awake_s: float, since_boot_s: float) -> bool:
+        before, self._asleep_s = self._asleep_s, since_boot_s - awake_s
+        return self._asleep_s - before >= SLEPT_S

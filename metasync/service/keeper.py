@@ -34,11 +34,12 @@ from metasync.local.state_keys import CONFLICTS, NAME_KEY
 from metasync.reports.service import Doing, Problem, WorkspaceState
 from metasync.reports.sync import PullReport, PushReport
 from metasync.runtime.limits import ASK, parse_duration
+from metasync.runtime.tasks import boottime
 from metasync.service import problems as told
 from metasync.service.account import Account
 from metasync.service.batch import Batch, Batching, Pauses
 from metasync.service.changes import Changes
-from metasync.service.hearing import ANYBODY, ASK_S, Hearing, Teller
+from metasync.service.hearing import ANYBODY, ASK_S, Hearing, Sleep, Teller
 from metasync.service.long_polls import LongPolls
 from metasync.service.problems import NEEDS_A_HAND
 from metasync.service.watch import Watching, watch
@@ -76,19 +77,21 @@ class Keeper:
         tell: Callable[[WorkspaceState], None],
         machine: Machine | None = None,
         clock: Callable[[], float] = time.monotonic,
+        boot: Callable[[], float] = boottime,
         wall: Callable[[], float] = time.time,
         draw: Callable[[], float] = random.random,
         watching: Callable[..., Watching] = watch,
         long_polls: Callable[..., LongPolls] = LongPolls,
     ) -> None:
-        """`clock` never goes back, `wall` gives seconds since 1970, `draw` random numbers from 0 to 1."""
+        """`clock` counts seconds awake, `boot` all, `wall` those since 1970. `draw`: random numbers from 0 to 1."""
         self.directory = Path(directory)
         self.published: Callable[[], None] = lambda: None
+        self.workspace_id: bytes | None = None  # known once it is open
         self._machine, self._watching, self._clock, self._wall = machine or Machine(), watching, clock, wall
         now = clock()
-        self.workspace_id: bytes | None = None  # known once it is open
         self._batch = Batch(Batching.of(settings.values), Pauses(draw))
         self._hearing = Hearing(now, draw, _ask_s(settings))
+        self._boot, self._sleep = boot, Sleep(now, boot())
         self._opening = Pauses(draw)
         self._account = Account(self.directory, tell, clock, wall)
         self._changes = Changes(self.directory, self._note_change)
@@ -202,6 +205,9 @@ class Keeper:
 
     def turn(self) -> float:
         """Does what is due now. -> when there is something to do next, if nothing happens before. Raises nothing."""
+        if self._sleep.was(self._clock(), self._boot()):  # what was waited for may never come, and pauses are over
+            self._polls.end()
+            self.sync_now()
         try:
             wake_at = self._turn()
         except Exception as e:  # crash-only: whatever it is, it is told, and everything begins anew
@@ -300,13 +306,13 @@ class Keeper:
         around = workspace._work.around
         around.hints, around.growing, around.looks = self._changes.hints, self._growing, True
         around.waits, around.let_in = self._has_calls, self._serve
+        self.workspace_id = workspace._connections.keys.ns_id
         with self._wakes:
             self._workspace = workspace
             self._batch.ask()
             self._hearing.ask(self._clock())
         self._account.update(name=db.get(NAME_KEY) or self.directory.name)
         self._changes.begin(db, self._watching)
-        self.workspace_id = workspace._connections.keys.ns_id
         self._opening.passed()
         self._account.passed("open")
 
@@ -444,7 +450,7 @@ class Keeper:
     # hearing of others
 
     def _look(self, workspace: Workspace) -> None:
-        whom, has_news = None, True
+        whom, has_news, missed = None, True, False
         try:
             with workspace._session("look") as s:
                 with self._wakes:
@@ -458,9 +464,9 @@ class Keeper:
             if whom is None or has_news or not isinstance(e, MetaSyncError):
                 self._failed("pull", e)
                 return
-            has_news = False  # it did not answer: another one's turn is next
+            has_news, missed = False, True  # another one's turn is next
         with self._wakes:
-            self._hearing.looked(self._clock(), news=False, quorum=has_news)
+            self._hearing.looked(self._clock(), news=False, quorum=has_news, missed=missed)
         self._account.update(looked_s=self._wall())
 
     def _pull(self, workspace: Workspace) -> None:

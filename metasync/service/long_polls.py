@@ -79,12 +79,6 @@ class LongPolls:
                 for line in self._lines:
                     line.start()
 
-    def renew(self) -> None:
-        """Watches anew: the machine slept, and what was waited for may never come."""
-        backends = self._backends
-        self.end()
-        self.follow(backends)
-
     def end(self) -> None:
         """Ends all watches. Nobody is told of anything that they say later. May be repeated."""
         with self._lock:

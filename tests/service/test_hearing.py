@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from metasync.service.hearing import Hearing, Teller
+from metasync.service.hearing import Hearing, Sleep, Teller
 
 NAMES = ("one", "two", "three")
 
@@ -185,3 +185,23 @@ def test_a_hint_that_comes_during_a_look_is_not_answered_by_it() -> None:
     assert h.whom(12.0, NAMES) == "two"
     h.looked(12.1, news=False, quorum=False)
     assert h.due > 1000.0
+
+
+def test_a_sleep_is_seen_once_and_clocks_that_drift_are_none() -> None:
+    sleep = Sleep(100.0, 1000.0)
+    assert not sleep.was(160.0, 1060.0)
+    assert sleep.was(161.0, 1061.0 + 3600.0)
+    assert not sleep.was(221.0, 1121.0 + 3600.0)
+    assert not any(sleep.was(221.0 + n, 4721.0 + n * 1.01) for n in range(600))
+
+
+def test_where_no_backend_answers_in_turn_a_quorum_is_asked() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    asked = []
+    for _ in range(4):
+        asked.append(h.whom(h.due, NAMES))
+        h.looked(h.due, news=False, quorum=asked[-1] is None, missed=asked[-1] is not None)
+    assert asked[-1] is None
+    assert set(asked[:3]) == set(NAMES)
+    assert h.whom(h.due, NAMES) is not None

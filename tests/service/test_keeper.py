@@ -14,12 +14,13 @@ import pytest
 from workspace_kit import Lab, tree_of, write
 
 from metasync.backends.folder import FolderBackend
-from metasync.errors import GuardError, WorkspaceError
+from metasync.errors import GuardError, NoQuorumError, WorkspaceError
 from metasync.local import lock, settings
 from metasync.local.settings import Settings
 from metasync.reports.service import WorkspaceState
 from metasync.service import keeper as room
 from metasync.service.keeper import Keeper
+from metasync.session import peek
 from metasync.session.peek import Watchable
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
@@ -55,12 +56,14 @@ class Stage:
 
     def __init__(self, directory: Path) -> None:
         self.now = 1000.0
+        self.asleep_s = 0.0
         self.states: list[WorkspaceState] = []
         self.published = 0
         self.turns = 0
         self.keeper = Keeper(
             directory, settings=Settings(), tell=self.states.append, clock=lambda: self.now,
-            wall=lambda: self.now + 1e9, draw=lambda: 0.5, long_polls=self._make_polls,
+            boot=lambda: self.now + self.asleep_s, wall=lambda: self.now + 1e9 + self.asleep_s, draw=lambda: 0.5,
+            long_polls=self._make_polls,
         )  # fmt: skip
         self.keeper.published = self._publish
 
@@ -399,6 +402,98 @@ def test_an_error_of_our_own_is_told_and_ends_nothing(
         assert "a fault of the program" in stage.state.problems[0].text
     stage.go_on(400.0)
     assert (version(w), stage.kinds) == (2, [])
+
+
+def test_after_a_sleep_it_looks_at_once_and_watches_anew(w: Workspace, stage: Stage, other: Workspace) -> None:
+    stage.keeper.hint()
+    stage.go_on(5.0)
+    stage.polls.begin("one")
+    stage.go_on(10.0)
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    stage.asleep_s += 8 * 3600.0
+    stage.go_on(0.1)
+    assert (w.directory / "y/new").exists()
+    assert stage.polls.backends
+    assert stage.polls.watched == frozenset(), "the line may be dead, and nobody says so"
+    turns = stage.turns
+    stage.go_on(60.0)
+    assert stage.turns - turns < 20
+
+
+class Net:
+    """The network as pushes, pulls and looks at one backend find it. `tries`: how many there were while it was down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_down, self.tries = False, 0
+        for holder, name in ((Workspace, "push"), (Workspace, "pull"), (peek, "shows_news")):
+            monkeypatch.setattr(holder, name, self._through(getattr(holder, name)))
+
+    def _through(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **words: Any) -> Any:
+            if self.is_down:
+                self.tries += 1
+                raise NoQuorumError("no backend answers")
+            return real(*args, **words)
+
+        return call
+
+
+def test_another_network_is_waited_for_with_few_attempts_and_told(
+    w: Workspace, stage: Stage, other: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All backends refuse, then come back. Nothing changes here meanwhile."""
+    net = Net(monkeypatch)
+    stage.keeper.hint()
+    stage.go_on(700.0)
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    net.is_down = True
+    turns = stage.turns
+    stage.go_on(400.0)
+    assert stage.kinds == ["quorum"], "each backend was asked in turn, then a quorum"
+    stage.go_on(6 * 3600.0)
+    assert stage.turns - turns < 600
+    assert 10 < net.tries < 6 * 30, "a look and a push each five minutes"
+    net.is_down = False
+    stage.go_on(400.0)
+    assert (w.directory / "y/new").exists()
+    assert stage.kinds == []
+
+
+def test_a_sleep_ends_the_pauses_after_failures(w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(monkeypatch)
+    net.is_down = True
+    write(w.directory, {"x/3": b"changed"})
+    stage.keeper._changes.catch_up()
+    stage.go_on(3600.0)
+    net.is_down = False
+    stage.asleep_s += 60.0
+    stage.go_on(1.0)
+    assert version(w) == 2
+
+
+@pytest.mark.parametrize("back_s", [-86_400.0 * 365, 86_400.0 * 365])
+def test_a_clock_on_the_wall_that_is_set_changes_nothing(w: Workspace, stage: Stage, back_s: float) -> None:
+    stage.keeper._wall = lambda: stage.now + 1e9 + back_s
+    turns = stage.turns
+    stage.go_on(600.0)
+    assert stage.turns - turns < 100
+    write(w.directory, {"x/3": b"changed"})
+    stage.settle()
+    assert version(w) == 2
+
+
+def test_a_process_that_was_stopped_does_what_is_due_once(lab: Lab, w: Workspace, stage: Stage) -> None:
+    """SIGSTOP: all clocks go on, and many looks were missed."""
+    before, turns = lab.requests(), stage.turns
+    write(w.directory, {"x/3": b"changed"})
+    stage.keeper._changes.catch_up()
+    stage.now += 8 * 3600.0
+    stage.go_on(5.0)
+    assert version(w) == 2
+    assert stage.turns - turns < 20
+    assert lab.requests() - before < 100, "a walk of everything, a push, a look"
 
 
 def test_a_full_disk_is_told_and_passes(w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
