@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from metasync.dashboard import compare, views
 from metasync.dashboard.actions import ACTIONS, settings, understood
-from metasync.dashboard.sources import OwnWork, Source
+from metasync.dashboard.sources import OwnWork, Source, as_kept
 from metasync.dashboard.workers import Workers
 from metasync.errors import UsageError
 from metasync.events import Event
@@ -31,6 +31,7 @@ class Shown:
         self._told = tell
         self.own = OwnWork(directory, directory.name, self._tell)
         self.workers = Workers(directory, self._heard)
+        self.kept: WorkspaceState | None = None  # as the keeper told it last
         if keeper is None:
             self._tell(self.own.state)
 
@@ -44,12 +45,13 @@ class Shown:
     # ---- what is looked at
 
     async def overview(self) -> Any:
-        """How it fares, asked for now: its backends are asked."""
+        """How it fares: as its keeper knows it; without one its backends are asked now."""
+        if self.keeper is not None and (kept := self.kept) is not None:
+            return {**views.status(await self.workers.read(lambda w: as_kept(w, kept))), "state": None}
         status = await self.workers.read(lambda w: w.status())
         if not self.workers.is_changing:
             self.own.looked(status)
-        state = None if self.keeper is not None else views.state(self.own.state, by_daemon=False)
-        return {**views.status(status), "state": state}
+        return {**views.status(status), "state": views.state(self.own.state, by_daemon=False)}
 
     async def storage(self) -> Any:
         """The backends, and which keep the same."""
@@ -172,6 +174,7 @@ class Page:
             self._show(directory, self._keeper)
         elif shown.keeper is None:
             shown.keeper = self._keeper
+        self.shown[views.workspace_id(directory)].kept = state
         self._tell(views.state(state, by_daemon=True))
 
     @property

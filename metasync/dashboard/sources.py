@@ -20,6 +20,7 @@ from metasync.reports.backends import Status
 from metasync.reports.service import Activity, DaemonState, Doing, Line, Problem, WorkspaceState
 from metasync.service import client
 from metasync.service.client import Client
+from metasync.workspace import Workspace
 
 Tell = Callable[[WorkspaceState], None]
 
@@ -146,6 +147,16 @@ def _asked() -> Iterator[Client]:
         if line is None:
             raise WorkspaceError("the daemon has ended", next_step="`metasync daemon start` begins it anew.")
         yield line
+
+
+def as_kept(w: Workspace, state: WorkspaceState) -> Status:
+    """How a workspace fares, by what its keeper told and what is noted here: no backend is asked, no file looked at."""
+    from metasync.maintenance import status
+
+    with w._session("status") as s:
+        found = status.known(s, {line.backend: line.away for line in state.lines if line.away})
+    lost = next((p for p in state.problems if p.kind == "quorum"), None)
+    return found if lost is None else replace(found, newest=None, problem=lost.text)
 
 
 DOING: Final[dict[str, Doing]] = {"push": "pushing", "pull": "pulling", "sync": "pulling", "look": "looking"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from metasync.errors import MetaSyncError
@@ -98,6 +98,41 @@ def status(s: Session) -> Status:
             *([shown] if (shown := exposed(s.directory / STATE_DIR)) else []),
             *([guard.warning(stop)] if stop is not None else []),
         ),
+        withdraw=_withdraw(s),
+        trailing=late_copies.summary(late_copies.load(s.db).values(), s.names),
+        device=_author(agreed),
+        time_ns=agreed.snapshot.time_ns if agreed.snapshot is not None else None,
+        copies=kept.copies,
+        by_copies=kept.by_copies(_within_reach(s, backends)),
+    )
+
+
+def known(s: Session, away: Mapping[str, str]) -> Status:
+    """The same as far as it is known here: no backend is asked and no file looked at, `changes` and warnings lack.
+
+    For whoever knows by another way what changed, and that there is news: a daemon keeps the folder in step. `away`:
+    backends that it could not use lately, by name, with the reason.
+    """
+    agreed, names = s.base(), sorted(s.connections.agreed_names)
+    states = {name: f"unreachable: {why}" for name, why in away.items() if name in names}
+    answers = backend_states.Answers({**health.noted_standings(s), **states}, {})
+    kept, moving = holdings(s, agreed.index), still_moving(s, agreed)
+    backends = backend_states.states_of(s, names, answers, kept)
+    return Status(
+        name=s.name,
+        version=agreed.state.v,
+        newest=s.newest_state().v,
+        fingerprint=agreed.state.fingerprint,
+        state=agreed.state.hash.hex(),
+        changes=Changes(),
+        backends=tuple(backends),
+        conflicts=sides.told(s, agreed, s.db.records(CONFLICTS)),
+        unplaced=noted(sorted(s.db.unplaced().items())),
+        under_replicated=s.db.get(SHORT_KEY) or 0,
+        survives=survives(s.config),
+        evidence=evidence.of(s.db, names),
+        moving=moving,
+        warnings=key_copies.warnings(s),
         withdraw=_withdraw(s),
         trailing=late_copies.summary(late_copies.load(s.db).values(), s.names),
         device=_author(agreed),

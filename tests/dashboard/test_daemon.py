@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_kit import Fleet, fleet, listening, problem
 from page_kit import Ear, Served, served
-from workspace_kit import write
+from workspace_kit import Lab, write
 
 from metasync.dashboard import sources, views
+from metasync.local.settings import Settings
+from metasync.reports.service import Line, WorkspaceState
+from metasync.service.desk import Call, Desk
+from metasync.service.keeper import Keeper
+from metasync.service.registry import Registry
+from metasync.service.supervisor import Keeping, Supervisor
 from metasync.service.wire import sockets
+from metasync.service.wire.server import Server
 from metasync.workspace import Workspace
 
 
@@ -130,3 +138,74 @@ def test_a_workspace_that_is_given_to_the_daemon_meanwhile_is_shown(
 ) -> None:
     daemon.fleet.supervisor.add(daemon.fleet.folder("music"))
     assert next(s for s in told if s["name"] == "music")["daemon"] is True
+
+
+# ---- on a real keeper
+
+
+@pytest.fixture
+def kept(tmp_path: Path, laptop: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """The page of a daemon that keeps the workspace in step."""
+    laptop.configure("daemon.quiet", "1s")
+    laptop.close()
+    monkeypatch.delenv("METASYNC_DAEMON")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    path = sockets.socket_path()
+    assert path is not None
+
+    def make(directory: Path, settings: Settings, tell: Callable[[WorkspaceState], None]) -> Keeping:
+        return Keeper(directory, settings=settings, tell=tell)
+
+    supervised = Supervisor(Registry(tmp_path / "registry"), make, lambda _: ())
+    desk = Desk(supervised, lambda: None, lambda: "")
+    try:
+        supervised.add(laptop.directory)
+        with closing(Server(path, desk, Call, lambda _: None)) as server:
+            server.start()
+            with served([], keeper=sources.Daemon.found()) as page:
+                page.open()
+                yield page
+    finally:
+        supervised.stop()
+
+
+def in_step(told: Iterator[Any], version: int) -> Any:
+    return next(s for s in told if (s["doing"], s["version"]) == ("in step", version) and s["looked"] is not None)
+
+
+def test_the_page_shows_what_a_real_keeper_does_and_asks_no_backend_by_itself(
+    kept: Served, laptop: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workspace, "status", lambda _: pytest.fail("the keeper knows"))
+    ear = Ear(kept)
+    told = ear.states()
+    in_step(told, 1)
+    write(laptop.directory, {"new.txt": b"new"})
+    seen = in_step(told, 2)
+    assert seen["pushed"] is not None
+    assert sum(line["up"] for line in seen["lines"]) > 0
+    before = lab.requests()
+    for _ in range(3):
+        found = kept.look("overview")
+    assert lab.requests() == before
+    assert (found["version"], found["newest"], found["device"], found["problem"]) == (2, 2, "laptop", "")
+    assert {b["name"]: b["holds"] for b in found["backends"]} == dict.fromkeys(("nas", "bucket", "work-box"), True)
+    assert (found["packs"] > 0, found["short"], found["copies"]) == (True, 0, 2)
+    (laptop.directory / "new.txt").unlink()
+    assert kept.do("sync").json == {"asked": True}
+    in_step(told, 3)
+    ear.close()
+
+
+def test_what_a_keeper_cannot_reach_is_shown(kept: Served, laptop: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    ear = Ear(kept)
+    in_step(ear.states(), 1)
+    shown = next(iter(kept.server._page.shown.values()))
+    assert shown.kept is not None
+    away = replace(shown.kept, lines=(Line("nas", away="no route"),), problems=(problem("quorum", "quorum"),))
+    shown.kept = away
+    found = kept.look("overview")
+    assert [(b["holds"], b["condition"]) for b in found["backends"] if b["name"] == "nas"] == [(False, "down")]
+    assert (found["newest"], found["problem"]) == (None, away.problems[0].text)
+    ear.close()

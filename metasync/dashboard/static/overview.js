@@ -72,6 +72,7 @@ function heroOf(page, state, status) {
       h("h2", { id: "headline" }, headline(state, status)),
       state.why && h("p", {}, words(sentence(state.why))),
       h("p", { class: "quiet" }, `${version}.`),
+      state.daemon && state.changed > 0 && h("p", { class: "small" }, `${count(state.changed, "change")} here waiting for the next push.`),
       running && h("p", { class: "small" }, phase(state.activity)),
       part !== null && bar([[part, "used"]], phase(state.activity))),
     h("div", { class: "actions" },
