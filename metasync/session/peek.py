@@ -1,22 +1,24 @@
-"""A look at one backend, for one request: whether its log shows anything after what is known of it.
+"""A look at one backend, for a request or a few: whether its log shows anything after what is known of it.
 
 And where a backend would tell of an entry by itself: what a watch of it waits for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.backends.registry import is_watchable, parse_url
-from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.participant import OP_TIMEOUT_S
 from metasync.errors import NotFoundError
-from metasync.runtime.effects import Op, Reply, Task
+from metasync.runtime.effects import Gather, Op, Reply, Task
 from metasync.session.session import Session
 
 if TYPE_CHECKING:
     from metasync.session.connections import Connections
     from metasync.session.folder import Link
+
+
+PLACES_MAX: Final = 8  # that are asked for: more devices, and a look of a quorum costs little more
 
 
 class Watchable(NamedTuple):
@@ -42,9 +44,14 @@ def watchable(connections: Connections) -> tuple[Watchable, ...]:
 
 
 def voters(s: Session) -> list[str]:
-    """Names of the backends that can be asked so: they vote, in log form, and this device has a way to them."""
-    acceptors = {acceptor.acceptor_id for entry, acceptor in s.config.acceptors if acceptor.form == "log"}
-    return sorted(name for acceptor_id, name in s.group.participant.links.items() if acceptor_id in acceptors)
+    """Names of the backends that can be asked so: they vote, and this device has a way to them.
+
+    Where some vote in log form, only these: one in block form takes a request for each other device.
+    """
+    forms = {acceptor.acceptor_id: acceptor.form for entry, acceptor in s.config.acceptors}
+    linked = [(name, forms.get(acceptor_id)) for acceptor_id, name in s.group.participant.links.items()]
+    in_logs = sorted(name for name, form in linked if form == "log")
+    return in_logs or sorted(name for name, form in linked if form == "block")
 
 
 def shows_news(s: Session, name: str) -> bool | None:
@@ -52,24 +59,34 @@ def shows_news(s: Session, name: str) -> bool | None:
 
     It decides nothing: the entry may be no more than a round that somebody began. `BackendError`: no answer.
     """
-    reply: Reply | None = s.runtime.run(_peek(s, name))
-    if reply is None:
+    replies: dict[str, Reply] | None = s.runtime.run(_peek(s, name))
+    if replies is None:
         return None
-    if isinstance(reply.error, NotFoundError):
-        return False
-    if reply.error is not None:
-        raise reply.error
-    return True
+    failed = None
+    for reply in replies.values():
+        if reply.error is None:
+            return True
+        if not isinstance(reply.error, NotFoundError):
+            failed = reply.error
+    if failed is not None:
+        raise failed
+    return False
 
 
 def _peek(s: Session, name: str) -> Task:
+    """-> dict[str, Reply] of `stat`, for each place where an entry that is not known may lie; None: too many."""
     instance = yield from s.group.enter(s.newest_state())
     for acceptor in instance.acceptors.values():
-        if acceptor.name == name and isinstance(acceptor, LogAcceptor):
-            backend = acceptor.reach()
-            if backend is None:
+        backend = acceptor.reach() if acceptor.name == name else None
+        if backend is not None:
+            places = acceptor.next_places()
+            if len(places) > PLACES_MAX:
                 return None
-            path = acceptor.place(acceptor.log.next_idx)
-            reply: Reply = yield Op(backend, "stat", path, timeout_s=OP_TIMEOUT_S)
-            return reply
+            ops = {place: Op(backend, "stat", place, timeout_s=OP_TIMEOUT_S) for place in places}
+            return (yield Gather({place: _one(op) for place, op in ops.items()}))
     return None
+
+
+def _one(op: Op) -> Task:
+    reply: Reply = yield op
+    return reply

@@ -79,6 +79,10 @@ class BlockAcceptor(AcceptorView):
     def _empty(self) -> Blocks:
         return Blocks(self.m.keys, self.rules, self.acceptor_id)
 
+    def next_places(self) -> tuple[str, ...]:
+        chains = self.log.chains
+        return tuple(self._place(d, self.v, chains[d].next_idx) for d in sorted(chains) if d != self.me)
+
     def path_of(self, seen: Seen, epoch: int) -> str:
         return block_path(self.m.keys, epoch, self.base.era, self.acceptor_id, seen.v, self.me, seen.idx)
 

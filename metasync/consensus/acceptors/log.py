@@ -56,6 +56,9 @@ class LogAcceptor(AcceptorView):
         epoch = base.epoch if epoch is None else epoch
         return entry_path(self.m.keys, epoch, base.era, self.acceptor_id, self.v if v is None else v, idx)
 
+    def next_places(self) -> tuple[str, ...]:
+        return (self.place(self.log.next_idx),)
+
     def path_of(self, seen: Seen, epoch: int) -> str:
         return self.place(seen.idx, seen.v, epoch)
 

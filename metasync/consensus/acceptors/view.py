@@ -129,6 +129,10 @@ class AcceptorView(ABC):
         """
 
     @abstractmethod
+    def next_places(self) -> tuple[str, ...]:
+        """Where entries of others lie that are not read yet, if there are any."""
+
+    @abstractmethod
     def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
         """Has it take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
 
