@@ -33,7 +33,6 @@ from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
 AHEAD_BATCH = 256  # fetched ahead in one go
-NEAR_MAX = 512  # steps through cached snapshots, 20 us each, before the chain of states is asked instead
 KEPT_MAX = 1024  # kept snapshots behind one version: each merge that no push had carried yet adds one
 
 
@@ -119,15 +118,13 @@ class History:
             except (DamagedError, UnreachableError):
                 return  # whoever needs the one that is missing will say so
 
-    def line(self, start: bytes | None = None, *, cached: bool = False) -> Iterator[Moment]:
+    def line(self, start: bytes | None = None) -> Iterator[Moment]:
         """Snapshots along first parents, newest first, from `start` or the newest agreed one.
 
-        Versions that are no longer kept are left out. `cached`: ends where a snapshot is not here.
+        Versions that are no longer kept are left out.
         """
         current = self.newest.state.master if start is None else start
         while current != ZERO_HASH and current in self.contents:
-            if cached and self.s.db.get_object(current) is None:
-                return
             snapshot = self.snapshot(current)
             yield Moment(current, snapshot)
             current = self.before(snapshot)
@@ -170,22 +167,20 @@ class History:
         return sorted({i for i in [*self.newest.index.ids(ObjectKind.SNAPSHOT), *staged] if i.hex().startswith(prefix)})
 
     def master_at(self, v: int) -> bytes:
-        """The id of the snapshot agreed at version `v`, which a version that is no push has from the one before."""
+        """The id of the snapshot agreed at version `v`, which a version that is no push has from the one before.
+
+        The chain of states says it: a snapshot may lie about its version.
+        """
         if v == self.newest.state.v:
             return self.newest.state.master
         if v == 0:
             return ZERO_HASH
         if (gap := self.retained.over(v)) is not None:
             raise UsageError(f"version {v} is no longer kept", next_step=_kept_around(gap, self.newest.state.v))
-        for steps, moment in enumerate(self.line(cached=True)):
-            agreed = version_of(moment.snapshot)
-            if 0 < agreed <= v:
-                return moment.id
-            if not agreed or steps >= NEAR_MAX:
-                break
+        from metasync.history.membership import Chain
+
         try:
-            state = self.s.runtime.run(self.s.group.state_at(self.newest.state, v))
-            return bytes(state.master)
+            return Chain(self.s, self.newest.state).at(self.newest.state, v).master
         except (
             NoQuorumError,
             DamagedError,

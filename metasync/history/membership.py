@@ -30,7 +30,7 @@ def events(s: Session, newest: State, lowest: int, no_pushes: Collection[int]) -
 
     `NoQuorumError` where a state on the way cannot be had now.
     """
-    chain = _Chain(s, newest)
+    chain = Chain(s, newest)
     bottom = chain.lowest(lowest, newest)
     wanted = sorted(no_pushes)
     stretches = [] if bottom.v <= lowest else [(lowest, bottom)]
@@ -51,7 +51,7 @@ def events(s: Session, newest: State, lowest: int, no_pushes: Collection[int]) -
 GONE: Final = "what it changed cannot be read any more"  # before a restart: the states were on the lost backends
 
 
-class _Chain:
+class Chain:
     """States of the chain below the newest, from the local cache where it has them."""
 
     def __init__(self, s: Session, newest: State) -> None:
@@ -85,7 +85,7 @@ class _Chain:
 
 
 def _changing(
-    chain: _Chain, low: State, high: State, wanted: list[int], stretches: list[tuple[int, State]]
+    chain: Chain, low: State, high: State, wanted: list[int], stretches: list[tuple[int, State]]
 ) -> Iterator[tuple[State, State]]:
     """(state before, state) of versions after `low` that are `wanted`, or in which something changed.
 

@@ -191,7 +191,7 @@ def test_without_the_chain_of_states_snapshots_say_what_they_were(
 ) -> None:
     c = lab.clone(lab.urls("a", "b", "c"), device="third")
 
-    def fails(self: Group, latest: object, v: int) -> object:
+    def fails(self: Group, *_: object) -> object:
         raise NoQuorumError("the logs were trimmed")
 
     monkeypatch.setattr(Group, "state_at", fails)
