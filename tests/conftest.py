@@ -15,7 +15,7 @@ import re
 import signal
 import tempfile
 import textwrap
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ settings.register_profile("long", always, max_examples=200, print_blob=True)
 settings.load_profile("few")
 
 
+HERE = Path(__file__).parent
 MEMORY = "/dev/shm"
 MEMORY_BYTES_MIN = 2 << 30  # a run holds some hundred MiB at once, and what failed tests leave
 REASON_CHARS_MAX = 80
@@ -53,13 +54,25 @@ if (memory := _memory()) is not None:
 os.environ["METASYNC_DAEMON"] = "off"  # of whoever runs the tests: none of them is to meet it
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Gives Ctrl-C its usual meaning, also under `nohup` and in a background job, where it begins as ignored.
 
     Tests press it in child processes, which inherit what is ignored here.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (worker := getattr(config, "workerinput", None)) is not None and config.args == ["tests"]:
+        config.args = _rooms(int(worker["workerid"][2:]), int(worker["workercount"]))
+
+
+def _rooms(worker: int, workers: int) -> list[str]:
+    """All rooms, those first that are this worker's to begin with.
+
+    Every worker reads all modules. In a fresh clone the first to meet one compiles it, which takes twice as long as all
+    else of collecting: workers that go the same way compile everything at the same time, each for itself.
+    """
+    names = sorted(p.name for p in HERE.iterdir() if p.is_dir() or p.match("test_*.py"))
+    return [f"tests/{name}" for n in range(workers) for name in names[(worker + n) % workers :: workers]]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,18 +89,46 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves cases of a test with the marker `few` to `make test-long`, before that asks for markers."""
-    cases: dict[tuple[object, int], list[pytest.Item]] = {}
+    """Leaves cases of a test with the marker `few` to `make test-long`, before that asks for markers.
+
+    The order is the same in all workers, whichever room one began with.
+    """
+    items.sort(key=lambda item: item.path.parts[len(HERE.parts) :][:1])
+    cases: dict[tuple[object, int | None], list[pytest.Item]] = {}
     for item in items:
         few = item.get_closest_marker("few")
         if few is not None and item.get_closest_marker("long") is None:
-            cases.setdefault((getattr(item, "function", item), few.args[0]), []).append(item)
+            count = few.args[0] if few.args else None
+            cases.setdefault((getattr(item, "function", item), count), []).append(item)
     for (_, count), all_of_it in cases.items():
-        step = max(1, len(all_of_it) / count)
-        proves = {int(n * step) for n in range(count)}
+        proves = _each_value_once(all_of_it) if count is None else _evenly(count, len(all_of_it))
         for at, item in enumerate(all_of_it):
             if at not in proves:
                 item.add_marker(pytest.mark.long)
+
+
+def _evenly(count: int, of: int) -> set[int]:
+    step = max(1, of / count)
+    return {int(n * step) for n in range(count)}
+
+
+def _each_value_once(cases: Sequence[pytest.Item]) -> set[int]:
+    """Few cases such that each value of each parameter occurs: of n times m cases as many as the larger number."""
+    values = [_values(item) for item in cases]
+    left, proves = set().union(*values), set()
+    while left:
+        best = max(range(len(values)), key=lambda at: len(values[at] & left))
+        left -= values[best]
+        proves.add(best)
+    return proves
+
+
+def _values(item: pytest.Item) -> set[tuple[object, ...]]:
+    """What each `parametrize` gave to this case; parameters that it gave together are one value."""
+    params = item.callspec.params  # type: ignore[attr-defined]
+    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    split = [name.replace(" ", "").split(",") if isinstance(name, str) else list(name) for name in names]
+    return {(*together, *(id(params[name]) for name in together)) for together in split}
 
 
 @pytest.fixture(autouse=True)

@@ -613,6 +613,7 @@ def test_the_commands(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lab.cli("recover", "--revoke", "phone", "--confirm", "docs").code == 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("revoked", [[], ["phone"], ["desktop"]])
 def test_two_admins_at_once_make_one_era(lab: Lab, monkeypatch: pytest.MonkeyPatch, revoked: list[str]) -> None:
     """Another device's record stands, under other keys of the same epoch or under those of today, when this one comes

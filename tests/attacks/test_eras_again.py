@@ -110,6 +110,7 @@ def made_before(seed: int) -> tuple[EraRecord, State]:
     return record, one
 
 
+@pytest.mark.few
 @KINDS
 @pytest.mark.parametrize("on", ["a", "b", "ab"])
 def test_what_is_no_record_does_not_hold_up_a_recover(kind: str, on: str) -> None:

@@ -18,6 +18,7 @@ from metasync.consensus.records.entry import Kind
 FAR: Final = 1 << 20
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("forms", [None, {"b": "block"}, {"a": "block", "b": "block", "c": "block"}])
 @pytest.mark.parametrize("away", ["", "a", "b", "c"])
 @pytest.mark.parametrize("on", ["a", "ab", "abc"])

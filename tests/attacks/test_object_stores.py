@@ -89,6 +89,7 @@ def elsewhere() -> Iterator[tuple[int, list[str]]]:
         yield port, heard
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", URLS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -200,6 +201,7 @@ HEAD = b'HTTP/1.1 %d X\r\nContent-Type: application/xml\r\nETag: "' + b"0" * 32 
 CHUNK = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ALL_URLS)
 @pytest.mark.parametrize("status", [400, 403, 404, 500, 503])
 def test_the_text_of_a_refusal_has_a_bound(kind: str, status: int) -> None:
@@ -222,6 +224,7 @@ def test_the_answer_to_a_write_or_a_delete_has_a_bound(kind: str, framing: bytes
         expect_bounded(server, kind, lambda name: name in {"get", "list"})
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ALL_URLS)
 @pytest.mark.parametrize(
     ("head", "piece"),
@@ -319,6 +322,7 @@ def test_names_in_a_listing_that_are_none(kind: str) -> None:
         assert [entry.name for entry in backend.list("d")] == ["ok"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", URLS)
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ ANSWERS = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("refusal", ANSWERS)
 def test_refusals(script: Script, call: Callable, refusal: Refusal) -> None:

@@ -110,6 +110,7 @@ def tries_with_each_call(*switches: str) -> Callable[[Any], Any]:
     return pytest.mark.parametrize(("cloud", "call"), cases)
 
 
+@pytest.mark.few
 @tries_with_each_call("refused")
 @pytest.mark.parametrize(
     ("status", "said", "after_s"), [(429, "7", 7.0), (429, None, 1.0), (503, "9", 9.0), (500, None, None)]
@@ -146,6 +147,7 @@ def test_lost_after_it_took_effect(cloud: Cloud, filled: Backend, standin: Stand
     assert names(filled) == ["a", "b", "c", "x", "y"]
 
 
+@pytest.mark.few(15)
 @tries_with_each_call("dropped")
 def test_not_heard_at_all(filled: Backend, standin: Standin, call: Callable[[Backend], object]) -> None:
     standin.switches.dropped = 1
@@ -155,6 +157,7 @@ def test_not_heard_at_all(filled: Backend, standin: Standin, call: Callable[[Bac
     assert got(filled) == DATA
 
 
+@pytest.mark.few(15)
 @tries_with_each_call("lost")
 def test_an_answer_that_is_lost(filled: Backend, standin: Standin, call: Callable[[Backend], object]) -> None:
     standin.switches.lost = 1
@@ -162,6 +165,7 @@ def test_an_answer_that_is_lost(filled: Backend, standin: Standin, call: Callabl
         call(filled)
 
 
+@pytest.mark.few(15)
 @tries_with_each_call("truncated")
 def test_an_answer_that_is_half(filled: Backend, standin: Standin, call: Callable[[Backend], object]) -> None:
     standin.switches.truncated = 2  # where the first answer has no body, the second one is cut
@@ -261,6 +265,7 @@ def test_a_full_account(filled: Backend, standin: Standin) -> None:
     filled.put("d/more", DATA)
 
 
+@pytest.mark.few(22)
 @tries_with_each_call("ended", "revoked")
 @pytest.mark.parametrize("how", ["ended", "revoked"])
 def test_a_token_whose_time_is_over_is_renewed_once(
@@ -271,6 +276,7 @@ def test_a_token_whose_time_is_over_is_renewed_once(
     assert standin.renewals == 1
 
 
+@pytest.mark.few(15)
 @tries_with_each_call("revoked")
 def test_a_login_that_was_revoked(
     cloud: Cloud, filled: Backend, standin: Standin, call: Callable[[Backend], object]

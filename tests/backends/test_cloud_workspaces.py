@@ -17,7 +17,7 @@ from workspace_kit import Lab, tree_of, write
 
 from metasync.workspace import Workspace
 
-pytestmark = each_cloud
+pytestmark = [each_cloud, pytest.mark.few(2)]  # what a cloud itself does is in its own folder, for each of them
 
 
 @pytest.fixture

@@ -127,6 +127,7 @@ def test_a_missing_folder_below_the_root_is_made_again(tmp_path: Path) -> None:
     assert backend.create("d/e/a", b"2")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

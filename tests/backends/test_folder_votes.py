@@ -37,6 +37,7 @@ MARKS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("marker", MARKS)
 @pytest.mark.parametrize("below", ["", "deep/er"])
 def test_a_folder_synced_by_others_never_votes(tmp_path: Path, marker: str, below: str) -> None:

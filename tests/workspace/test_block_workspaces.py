@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -70,9 +71,10 @@ def test_racing_stores_used_in_log_form_break(lab: Lab, monkeypatch: pytest.Monk
 def test_of_several_writers_more_than_one_wins() -> None:
     inner = MemoryBackend()
     won: list[bool] = []
-    jobs = [lambda i=i: won.append(RacingBackend(inner).create("a/name", b"%d" % i)) for i in range(4)]
+    looked = partial(threading.Barrier(4).wait, 60.0)
+    jobs = [lambda i=i: won.append(RacingBackend(inner, pause=looked).create("a/name", b"%d" % i)) for i in range(4)]
     assert not any(at_once(*jobs))  # type: ignore[arg-type]
-    assert won.count(True) > 1
+    assert won == [True] * 4, "each looked before one wrote"
     assert RacingBackend(inner).create("a/name", b"late") is False
 
 

@@ -1,4 +1,4 @@
-"""Many processes at once: eight devices that push at the same moment, and two processes in one folder."""
+"""Many processes at once: devices that push at the same moment, and two processes in one folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from crash_kit import (
     run_push,
     same_trees,
 )
-from crowd_kit import crowd, pull_all, push_when
+from crowd_kit import DEVICES, crowd, pull_all, push_when
+from effort import few_and_many
 
 from metasync.errors import WorkspaceError
 from metasync.session import session
@@ -29,8 +30,9 @@ from metasync.workspace import Workspace
 quiet_environment()
 
 
-def test_eight_processes_push_at_once(tmp_path: Path) -> None:
-    crowd(tmp_path, [f"file://{tmp_path}/b{i}" for i in range(3)])
+@few_and_many("devices", 4, DEVICES)
+def test_processes_push_at_once(tmp_path: Path, devices: int) -> None:
+    crowd(tmp_path, [f"file://{tmp_path}/b{i}" for i in range(3)], devices=devices)
 
 
 def test_the_first_pushes_of_a_workspace_race(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def finish_clone(place: Path, urls: list[str], device: str) -> None:
         assert w.status().problem == ""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_push_that_was_agreed_and_never_said_so(tmp_path: Path, point: str) -> None:
     urls, a, b = urls_in(tmp_path), tmp_path / "a", tmp_path / "b"
@@ -230,7 +230,7 @@ def test_a_push_that_was_agreed_and_never_said_so(tmp_path: Path, point: str) ->
     assert Child(run_push, str(a), "nothing").wait() == (None, None)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("point", POINTS)
 def test_another_device_finishes_it(tmp_path: Path, point: str) -> None:
     """The dead device's push is met by another's; then its owner comes back with a pull."""
@@ -315,6 +315,7 @@ def test_kill_at_any_call_of_pull(tmp_path: Path, rng: random.Random, kills: int
         assert run_push(str(b), "nothing to push")[0] is None, f"killed at call {k}: the pull left changes behind"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dies_after", [0, 1, 3, 5])
 def test_an_editor_saves_during_a_pull_that_is_killed(tmp_path: Path, dies_after: int) -> None:
     """What is in our hands when we die is the user's: it comes back as a conflict copy."""

@@ -131,6 +131,7 @@ def test_over_slow_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(net.waited_s > 0.1 for net in nets)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("monotonic", [True, False])
 @pytest.mark.parametrize("calls", first(1, [12, 25]))
 def test_over_lagging_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch, calls: int, monotonic: bool) -> None:
@@ -304,6 +305,7 @@ OPERATIONS: dict[str, Callable[[Workspace], Any]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_one_that_hangs_holds_up_nobody(
     hanging: tuple[Lab, Workspace, Workspace], monkeypatch: pytest.MonkeyPatch, operation: str

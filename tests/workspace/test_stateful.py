@@ -523,7 +523,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.local]:
     forget_stores()
 
 
-@pytest.mark.parametrize("run", first(2, range(1 if FIRST else RUNS)))
+@pytest.mark.parametrize("run", first(1, range(1 if FIRST else RUNS)))
 def test_devices_converge_and_nothing_is_lost(
     run: int, here: threading.local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

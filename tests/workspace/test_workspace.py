@@ -51,6 +51,7 @@ def crossed(w: Workspace, c: Workspace) -> None:
 # --- sets of backends
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_sets_of_one_to_five_backends(lab: Lab, n: int) -> None:
     names = "abcde"[:n]
@@ -363,6 +364,7 @@ def test_edits_on_both_sides(lab: Lab) -> None:
     assert not (w.directory / "same.conflict-desktop-20261122.txt").exists()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("here", ["file", "dir", "link", "gone"])
 @pytest.mark.parametrize("there", ["file", "dir", "link", "gone"])
 def test_kinds_that_change_on_both_sides(lab: Lab, here: str, there: str) -> None:

@@ -223,6 +223,7 @@ def test_a_feed_that_google_has_ended_begins_anew(filled: GoogleDriveBackend, st
 # --- errors
 
 
+@pytest.mark.few
 @each
 @pytest.mark.parametrize(("status", "said", "after_s"), [(403, None, 1.0), (429, "7", 7.0), (503, "9", 9.0)])
 def test_google_asks_for_fewer_requests(

@@ -72,12 +72,14 @@ ANSWERS = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("refusal", ANSWERS)
 def test_refusals(script: Script, call: Callable, refusal: Refusal) -> None:
     expect_refusal(script, call, refusal)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize(
     ("status", "body", "after_s"),
@@ -168,6 +170,7 @@ def test_another_region(script: Script, call: Callable) -> None:
     assert "&region=eu-central-1 " in caught.value.next_step
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_takes_no_signature_along_and_is_no_success(

@@ -71,6 +71,7 @@ def says(what: int | str, answer: Answer) -> Callable[[int, bytes], Answer]:
 # The server's no.
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("code", "expected", "retryable", "said"),
@@ -217,6 +218,7 @@ def test_a_connection_that_breaks(script: Script, opened: Opened, call: str) -> 
     assert backend.list("") == (), "and the next call connects anew"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     "answer",

@@ -46,6 +46,7 @@ ANSWERS: list[tuple[int, bytes, type[BackendError], bool]] = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize(("status", "body", "expected", "retryable"), ANSWERS)
 def test_refusals(
@@ -66,6 +67,7 @@ def test_refusals(
     assert len(fake.logins) == 1
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize(
     ("status", "said", "after_s"),
@@ -213,6 +215,7 @@ def test_a_server_that_ignores_the_range(fake: Fake) -> None:
         opened(fake).get("d/a", offset=1, length=3, max_bytes=9)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("status", [200, 201, 206, 302, 401, 403, 404, 412, 500])
 def test_bodies_without_an_end_are_not_read(fake: Fake, call: Callable, status: int) -> None:

@@ -53,6 +53,7 @@ ANSWERS: list[tuple[int, type[BackendError], bool]] = [
 ]
 
 
+@pytest.mark.few
 @ALL_CALLS
 @pytest.mark.parametrize(("status", "expected", "retryable"), ANSWERS)
 def test_refusals(script: Script, call: Callable, status: int, expected: type[BackendError], retryable: bool) -> None:
@@ -223,6 +224,7 @@ def test_a_process_that_forks_has_its_own_connections(script: Script, store: Sto
 # Redirects.
 
 
+@pytest.mark.few
 @ALL_CALLS
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirects_are_not_followed(script: Script, call: Callable, status: int) -> None:

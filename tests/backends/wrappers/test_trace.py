@@ -155,6 +155,7 @@ PLANTED = [
 ENVIRON = {"METASYNC_PASSPHRASE": "correct horse", "METASYNC_PASSPHRASE_FILE": "d/plain-path", "HOME": "/home/anna"}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("text", "secret"), PLANTED, ids=range(len(PLANTED)))
 @pytest.mark.parametrize("where", ["error", "cause", "path", "name"])
 def test_no_secret_in_a_line(sink: Sink, text: str, secret: str, where: str) -> None:
