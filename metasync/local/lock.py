@@ -225,6 +225,10 @@ class Turns:
         self._wanted, self._clock, self._next = wanted, clock, None
         return self
 
+    def renew(self) -> None:
+        """Gives the turn its time for itself once more."""
+        self._next = None
+
     def look(self) -> None:
         """Raises `GiveWay` when others wait. Called often, where breaking off loses nothing."""
         now = self._clock()

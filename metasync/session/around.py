@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from metasync.worktree.hints import Hinting, anywhere
 
 if TYPE_CHECKING:
+    from metasync.local.lock import Turns
     from metasync.session.session import Session
 
 
@@ -45,14 +46,22 @@ class Around:
 
 
 @contextlib.contextmanager
-def heeding(s: Session, look: Callable[[], None]) -> Iterator[None]:
-    """Calls `look` now and then meanwhile, in this thread: by what it raises it may end what is under way."""
+def heeding(s: Session, turns: Turns | None, *, anew: bool = False) -> Iterator[None]:
+    """Looks now and then meanwhile, in this thread, whether others are to go first: `GiveWay`.
+
+    `anew`: the turn has its time for itself first, since what came before took up what earlier turns have done.
+    """
+    if turns is None:
+        yield
+        return
+    if anew:
+        turns.renew()
     check, looked, thread = s.runtime.check, s.tree.looked, threading.get_ident()
 
     def look_too() -> None:
         check()
         if threading.get_ident() == thread:
-            look()
+            turns.look()
 
     def tell_and_look(names: int) -> None:
         looked(names)

@@ -19,8 +19,10 @@ from metasync.checkout.checkout import Checkout
 from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
+from metasync.local.lock import Turns
 from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, split
+from metasync.session.around import heeding
 from metasync.session.session import Session
 from metasync.store.pack_format import Located
 from metasync.sync.old_chunks import SMALL_BYTES_LEAST, OldChunks, bases_of
@@ -127,13 +129,15 @@ def deliver(
     old: Mapping[bytes, Entry] = MappingProxyType({}),
     before_bytes: int = 0,
     all_bytes: int | None = None,
+    turns: Turns | None = None,
 ) -> None:
     """Stages the contents of these files. `here`: where in the folder a content may be found, by its hash.
 
     `old`: what is at these paths now. Chunks that it has in common with the new file are taken from there, and deltas
     are opened with the others.
 
-    `before_bytes`, `all_bytes`: of a larger whole that these are a part of, for telling how far it is.
+    `before_bytes`, `all_bytes`: of a larger whole that these are a part of, for telling how far it is. `turns`:
+    `GiveWay` while bytes are fetched, where others are to go first. What earlier turns brought is taken up before that.
 
     `ChangedMeanwhile`: a file here is not what it was, and part of another was made of it. What can be had from nowhere
     raises `DamagedError` or `UnreachableError`; with `on_lost` it is told there, and the other files are staged.
@@ -183,7 +187,7 @@ def deliver(
             for path in (*small.get(i, ()), *(path for path, _ in parts.get(i, ()))):
                 lose(path, error)
 
-    with _named(remote, contents):
+    with _named(remote, contents), heeding(s, turns, anew=True):
         contents.fetch([*small, *parts], take, on_lost=lost if on_lost is not None else None)
     for path, entry in remote.items():
         if entry.root and path not in gone:
@@ -215,7 +219,6 @@ def _take_left(s: Session, staging: Staging, entries: Mapping[bytes, Entry]) -> 
     if not isinstance(staging, Checkout) or not staging.has_left:
         return out
     for path, entry in entries.items():
-        s.runtime.check()
         fd = None if entry.root else staging.open_left(path)
         if fd is None:
             continue
@@ -335,7 +338,6 @@ def _opened(s: Session, path: bytes) -> int | None:
 def _is_copied(s: Session, staging: Staging, here: Mapping[bytes, bytes], path: bytes, entry: Entry) -> bool:
     """Whether a file could be staged from what is in the folder already."""
     source = here.get(entry.content)
-    s.runtime.check()
     return source is not None and _copy_here(s, staging, source, path, entry)
 
 

@@ -170,13 +170,13 @@ def _pull(work: Operations, turns: Turns, dry_run: bool, force: bool, *, first: 
 
         if not is_quiet:
             finish(s)
-        look = turns.begin(s.others_wait, s.runtime.clock).look
-        with heeding(s, look):
+        turns.begin(s.others_wait, s.runtime.clock)
+        with heeding(s, turns):
             newest = agreement.newest(s) if asked is None else s.load(s.newest_state())
         agreement.settle_journal(s, newest.state)  # it may be a push of this device that never learned its end
         while True:
             try:
-                return bring_up(s, s.base(), newest, dry_run=dry_run, force=force, look=look)
+                return bring_up(s, s.base(), newest, dry_run=dry_run, force=force, turns=turns)
             except DamagedError:  # a pack that is gone may lie elsewhere by a newer index (consensus.md, rule 6.2)
                 later = agreement.newest(s)
                 if (later.state.index, later.state.config) == (newest.state.index, newest.state.config):

@@ -20,6 +20,7 @@ from metasync.codec import amount
 from metasync.consensus import ZERO_HASH
 from metasync.errors import DamagedError, ExcludedError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
+from metasync.local.lock import Turns
 from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED, Unplaced
 from metasync.merge import guard
@@ -132,15 +133,15 @@ def integrate(
     pushing: bool = False,
     on_tree: OnTree = lambda _: None,
     before: Callable[[], None] = lambda: None,
-    look: Callable[[], None] = lambda: None,
+    turns: Turns | None = None,
     news: Mapping[bytes, walk.Change] | None = None,
 ) -> PullReport:
     """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still.
 
     `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
-    agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `look` is called now and then until all is at
-    hand, and may raise; `before` then, when nothing is changed yet, and may raise. `news`: what `walk.diff` says of the
-    two, where that is known.
+    agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `before` is called once all is at hand and
+    nothing is changed yet, and may raise. `turns`: `GiveWay` before that, where others are to go first. `news`: what
+    `walk.diff` says of the two, where that is known.
     """
     left = rebased(s, base, target)
     base = over_skips(left, target)
@@ -150,7 +151,7 @@ def integrate(
     for _ in range(ROUNDS_MAX):
         try:
             return _integrate_once(
-                s, base, target, on_tree, before, look, news, dry_run=dry_run, force=force, pushing=pushing
+                s, base, target, on_tree, before, turns, news, dry_run=dry_run, force=force, pushing=pushing
             )
         except ChangedMeanwhile as e:
             lost = e.__cause__ if isinstance(e.__cause__, DamagedError) else None
@@ -203,7 +204,7 @@ def _integrate_once(
     target: Agreed,
     on_tree: OnTree,
     before: Callable[[], None],
-    look: Callable[[], None],
+    turns: Turns | None,
     news: Mapping[bytes, walk.Change] | None,
     *,
     dry_run: bool,
@@ -211,7 +212,7 @@ def _integrate_once(
     pushing: bool,
 ) -> PullReport:
     contents = s.contents(target)
-    with heeding(s, look):
+    with heeding(s, turns):
         if news is None and base.tree_root != target.tree_root:
             news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
         plan = _plan(s, base, target, news or {}, contents)
@@ -239,7 +240,7 @@ def _integrate_once(
     )
     if dry_run:
         return report
-    applied = _check_out(s, base, target, plan, contents, before, look)
+    applied = _check_out(s, base, target, plan, contents, before, turns)
     on_tree(plan.theirs)
     return replace(
         report,
@@ -335,7 +336,7 @@ def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, byt
 
 def _check_out(
     s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents,
-    before: Callable[[], None], look: Callable[[], None],
+    before: Callable[[], None], turns: Turns | None,
 ) -> Applied:  # fmt: skip
     """Journals, stages and applies the plan; the folder is at `target` afterwards."""
     s.listener(Phase("checkout"))
@@ -370,8 +371,7 @@ def _check_out(
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
         nowhere = Nowhere(ours)
         sources = _sources(s, plan.scan, entries.values())
-        with heeding(s, look):
-            deliver(s, checkout, entries, sources, contents, nowhere, old=tree)
+        deliver(s, checkout, entries, sources, contents, nowhere, old=tree, turns=turns)
         checkout.leave_out(nowhere.why)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
@@ -413,13 +413,13 @@ def pull(
     *,
     dry_run: bool = False,
     force: bool = False,
-    look: Callable[[], None] = lambda: None,
+    turns: Turns | None = None,
 ) -> PullReport:
-    """Brings the folder to `target`, or says that it is there already. `look`, `GuardError`: see `integrate`."""
+    """Brings the folder to `target`, or says that it is there already. `turns`, `GuardError`: see `integrate`."""
     base = rebased(s, base, target)
     if target.state.hash == base.state.hash and not s.db.unplaced():
         return PullReport(base.state.v, base.state.v, down=dict(s.down))
     if target.state.master == base.state.master and not dry_run and not s.db.unplaced():
         s.db.set(BASE_KEY, target.state)
         return PullReport(base.state.v, target.state.v, down=dict(s.down))
-    return integrate(s, base, target, dry_run=dry_run, force=force, look=look)
+    return integrate(s, base, target, dry_run=dry_run, force=force, turns=turns)

@@ -189,7 +189,7 @@ class _Push:
 
     def run(self, base: Agreed, begun: Begun | None) -> tuple[PushReport, Upload | None]:
         s = self.s
-        with heeding(s, self.look):
+        with heeding(s, self.yields):
             if begun is None:
                 newest, self.asked = agreement.newest_or_own(s)
             elif (known := s.newest_state()).hash != base.state.hash:  # `no_change` has waited for it
@@ -223,7 +223,7 @@ class _Push:
 
         base = self._find_again(rebased(self.s, base, newest), newest)
         if newest.state.master != base.state.master:
-            self.pulls.append(integrate(self.s, base, newest, force=self.force, pushing=True, look=self.look))
+            self.pulls.append(integrate(self.s, base, newest, force=self.force, pushing=True, turns=self.yields))
         elif newest.state.hash != base.state.hash:
             self.s.db.set(BASE_KEY, newest.state)
         return newest
@@ -247,7 +247,7 @@ class _Push:
         walked, self.walked = self.walked, None
         if walked is None:
             s.listener(Phase("scan"))
-            with heeding(s, self.look):
+            with heeding(s, self.yields):
                 walked = walk(s, base, s.around.hints())
         joins = not agreement.is_in(s, base.devices)
         staged = s.db.get(KEPT_KEY) or b""  # id of the snapshot of what merges replaced
@@ -374,16 +374,21 @@ class _Push:
 
     # --- what they need
 
+    @property
+    def yields(self) -> Turns | None:
+        """Who lets others of this folder go first: nobody any more once a proposal is on its way."""
+        return None if self.proposing else self.turns
+
     def look(self) -> None:
-        """`GiveWay` where others of this folder are to go first: not any more once a proposal is on its way."""
-        if self.turns is not None and not self.proposing:
-            self.turns.look()
+        """`GiveWay` where others are to go first."""
+        if self.yields is not None:
+            self.yields.look()
 
     def _news(self, base: Agreed) -> Agreed | None:
         """A newer state than `base`, looked for where that was not done yet: here it matters what others did."""
         if not self.asked:
             ahead, self.asked, self.ahead = self.ahead, True, None
-            with heeding(self.s, self.look):
+            with heeding(self.s, self.yields):
                 newest = agreement.newest(self.s) if ahead is None else self.s.load(agreement.told(self.s, ahead))
             self.news = newest if newest.state.hash != base.state.hash else None
         news, self.news = self.news, None

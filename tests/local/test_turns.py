@@ -57,6 +57,18 @@ def test_a_push_has_its_turn_before_it_gives_way() -> None:
     assert asked == [3], "looked for now and then only"
 
 
+def test_a_turn_that_took_up_what_was_done_has_its_time_after_that() -> None:
+    clock = Clock()
+    t = Turns().begin(lambda: True, clock)
+    t.look()
+    clock.now += 10 * TURN_S
+    t.renew()
+    t.look()
+    clock.now += TURN_S * 1.1
+    with pytest.raises(GiveWay):
+        t.look()
+
+
 # --- the lock
 
 
@@ -391,3 +403,26 @@ def test_a_large_folder_that_is_walked_is_left_to_others(lab: Lab, monkeypatch: 
     monkeypatch.setattr(Turns, "look", lambda _: looks.append(None))
     w.push()
     assert len(looks) >= 5
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_a_pull_has_fetched_is_taken_up_whoever_waits(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a pull that is stopped again and again would never end."""
+    w, other, told = pulling(lab)
+    tap = Tap(monkeypatch, free=1)
+    tap.open.set()  # nothing is held
+    looks: list[str] = []
+
+    def look(turns: Turns) -> None:
+        looks.append("")
+        if any(e.phase == "download" for e in told if isinstance(e, Progress)) and turns._wanted():
+            raise GiveWay
+
+    wanted = iter([True] * 3)
+    monkeypatch.setattr(Turns, "look", look)
+    w._work.around.waits = lambda: next(wanted, False)
+    w.pull()
+    assert tree_of(w.directory) == tree_of(other.directory)
+    texts = [e.text for e in told if isinstance(e, Notice)]
+    assert any("goes first" in t for t in texts)
+    assert any(t.startswith("going on with ") for t in texts)
