@@ -57,7 +57,7 @@ class Soak:
 
     def _keeper(self, folder: Path) -> Keeper:
         return Keeper(
-            folder, settings=Settings(), tell=lambda _state: None, clock=lambda: self.now,
+            folder, settings=Settings(), tell=lambda _state: None, clock=lambda: self.now, boot=lambda: self.now,
             wall=lambda: self.now + 1.7e9, draw=self.rng.random,
         )  # fmt: skip
 

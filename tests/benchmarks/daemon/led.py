@@ -43,7 +43,7 @@ class Led:
         self.folder, self._counted = folder, counted
         self.now = 1000.0
         self.keeper = Keeper(
-            folder, settings=Settings(dict(settings)), tell=self._hear, clock=lambda: self.now,
+            folder, settings=Settings(dict(settings)), tell=self._hear, clock=lambda: self.now, boot=lambda: self.now,
             wall=lambda: self.now + 1.7e9, draw=lambda: 0.5,
         )  # fmt: skip
         self.turns = 0
