@@ -342,7 +342,7 @@ class Group:
         return self.participant.alone(riding.roots(self.participant, self.enter, state, is_known))
 
     def settle(self, state: State) -> Task:
-        """Makes objects of the index root of a decided state where it rides, and of those that it goes on from."""
+        """Makes objects of the index root of a decided state and of those it goes on from, where they are in logs."""
         return riding.settle(self.participant, self.enter, state, lambda s, data: self._put_meta(s, s.index, data))
 
     def put_const(self, base: State, plaintext: bytes) -> Task:
@@ -375,6 +375,7 @@ class Group:
         members = {a.acceptor_id for _, a in config.acceptors} if now or hint_is_due(state.v) else set()
         links = {a: link for a, link in self._linked() if a in members}
         if links:
+            self.participant.remember_state(base)
             yield from self.settle(state)  # a new device starts from a hint
         return (yield from write_hints(self.participant, links, base, state, everywhere=everywhere))
 
@@ -382,6 +383,7 @@ class Group:
         """One step towards short logs, after a push; see `truncation.bound_logs`. -> bool: something was done."""
         if state.index_rides:
             return False  # a sleeper starts from a floor; a version whose index does not ride comes soon
+        yield from self.settle(state)  # one that keeps an index may have it in an old log alone
         instance = yield from self.enter(state)
         return (yield from bound_logs(self.participant, instance, progress, now_s, **limits))
 

@@ -5,13 +5,17 @@ quorum of votes has read the root, and every quorum shows it, as it would show a
 long as the log of the version does. So no version is one to start from while its index is in its log alone: `settle`
 makes objects of such roots before a hint, a config or a later version names them.
 
-Such a root says what it adds to the root of the version before, which may ride as well, in the log of that version.
-Versions that hints name do not ride, so the way back has 15 steps at most.
+Such a root says what it adds to the root of the version before, which may ride as well, in the log of that version. The
+way back has `index_root.ROOTS_MAX` steps at most, because whoever would make it longer stores an object.
+
+A device that keeps to no rule may keep the index of its base and not settle it. Nobody can tell from the value. So
+nothing here trusts that a version which keeps an index was made so: `find` looks for a root that is no object in the
+log of the version that brought it, and `settle` goes back to that version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import GeneratorType
 from typing import Any, Final
 
@@ -20,12 +24,13 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.objects import seal_object
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import RANDOM_BYTES
-from metasync.consensus.records.state import Change, State
+from metasync.consensus.records.state import NOTHING, Change, State
 from metasync.errors import NoQuorumError
 from metasync.keys.derive import RecordKind
 from metasync.runtime.effects import Gather, Task
 
 READ_S: Final = 5.0  # for the entries of one version
+LOOK_BACK_MAX: Final = 1024  # versions: one that brings an index comes sooner, as long as anybody pushes
 
 Enter = Callable[..., Task]
 
@@ -42,18 +47,46 @@ def roots(m: Participant, enter: Enter, state: State, is_known: Callable[[bytes]
     return found
 
 
-def settle(m: Participant, enter: Enter, state: State, put: Callable[[State, bytes], Task]) -> Task:
-    """Makes objects of the index root of a decided state, and of those that it goes on from, where they ride.
+def find(m: Participant, enter: Enter, state: State, digest: bytes, way: Container[bytes]) -> Task:
+    """-> the root of this name, from the log of the version that brought it: `state` or one before it.
 
-    `put`: has enough acceptors hold the root of a state, sealed. `NoQuorumError`.
+    `way`: the roots from that of `state` on which lead to it. None: no version there has it in its log.
+    `NoQuorumError`: no backend shows it.
     """
-    while state.index_rides and state.index.hash not in m.settled:
-        riding, before = (yield from _read(m, enter, state)), (yield from _before(m, enter, state))
+    for _ in range(LOOK_BACK_MAX):
+        if state.index_rides and state.index.hash == digest:
+            return (yield from _read(m, enter, state))[RANDOM_BYTES:]
+        if state.index == NOTHING or (state.index.hash != digest and state.index.hash not in way):
+            break
+        state = yield from _before(m, enter, state)
+    return None
+
+
+def settle(m: Participant, enter: Enter, state: State, put: Callable[[State, bytes], Task]) -> Task:
+    """Makes objects of the index root of a decided state, and of those that it goes on from, where they ride or did.
+
+    The oldest first, so that what an object goes on from is an object. `put`: has enough acceptors hold the root of a
+    state, sealed. `NoQuorumError`.
+    """
+    todo: list[tuple[State, State]] = []
+    kept: list[bytes] = []
+    while state.index != NOTHING and state.index.hash not in m.settled:
+        before = yield from _before(m, enter, state)
+        if state.index_rides:
+            todo.append((state, before))
+        elif state.index == before.index:
+            kept.append(state.index.hash)
+        else:
+            break
+        state = before
+    for at, before in reversed(todo):
+        riding = yield from _read(m, enter, at)
         random, root = riding[:RANDOM_BYTES], riding[RANDOM_BYTES:]
         _, data = seal_object(m.keys, RecordKind.META, root, era=before.era, epoch=before.epoch, random=random)
-        yield from put(state, data)
-        m.note_settled(state.index.hash)
-        state = before
+        yield from put(at, data)
+        m.note_settled(at.index.hash)
+    for digest in kept:
+        m.note_settled(digest)
 
 
 def made(make_value: Callable[[], Any], settle: Callable[[], Task]) -> Task:

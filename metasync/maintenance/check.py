@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from metasync.consensus.records.state import ZERO_HASH, Ref
+from metasync.errors import MetaSyncError
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
 from metasync.maintenance.holdings import knows_all
@@ -238,6 +240,9 @@ def _check_meta(
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     problems += [CheckProblem("all backends", b"", told) for told in health.check_heads(s, agreed.state)]
     ill = {p.backend for p in problems}
+    if repair or not agreed.state.index_rides:
+        with contextlib.suppress(MetaSyncError):  # what is not there then is told below
+            s.runtime.run(s.group.settle(agreed.state))
     found, brought = health.check_meta(s, beside(agreed), ill, read_data=read_data, mend=repair)
     return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought
 

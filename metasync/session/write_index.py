@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
 from metasync.consensus.records.entry import RIDING_BYTES_MAX
 from metasync.consensus.records.state import hint_is_due
-from metasync.errors import CANNOT_BE_READ, FormatError, MetaSyncError, NoQuorumError, WorkspaceError
+from metasync.consensus.riding import find as find_in_logs
+from metasync.errors import CANNOT_BE_READ, DamagedError, FormatError, MetaSyncError, NoQuorumError, WorkspaceError
 from metasync.local.spill import Spool, Spooled
 from metasync.local.state_keys import META_KIND
 from metasync.runtime.effects import Task, together
@@ -146,29 +147,46 @@ class AgreedIndexes:
         wanted = {r.hash: r for r in added if r.hash not in known}
         if data is not None:
             self._got({digest: _if_there(self._group.get_meta(r)) for digest, r in wanted.items()})
-            root = self._whole(data, {})
+            root = self._whole(data, {}, of)
             return root, self._of_root(root)
         if of is not None and rides:
             known_here = lambda name: root_at_hand(self._db, name) is not None  # noqa: E731
             roots: dict[bytes, bytes] = self._runtime.run(self._group.get_roots(of, known_here))
         else:
-            roots = self._brought({ref.hash: ref}, wanted)
-        root = self._whole(roots[ref.hash], roots)
+            roots = {ref.hash: self._root(ref, of, (), wanted)}
+        root = self._whole(roots[ref.hash], roots, of)
         index = self._of_root(root, whole=True)
         self._db.put_objects((digest, META_KIND, data) for digest, data in roots.items())
         return root, index
 
-    def _whole(self, data: bytes, roots: dict[bytes, bytes]) -> IndexRoot:
+    def _whole(self, data: bytes, roots: dict[bytes, bytes], of: State | None = None) -> IndexRoot:
         """The index root in these bytes, with what those hold that it goes on from. `roots`: such, by name; those that
-        had to be brought are added."""
+        had to be brought are added. `of`: the state that names it."""
 
         def load(ref: pack_index.Ref) -> bytes:
             if ref.hash not in roots:
                 cached = self._db.get_object(ref.hash)
-                roots[ref.hash] = cached if cached is not None else self._brought({ref.hash: Ref(*ref)})[ref.hash]
+                roots[ref.hash] = cached if cached is not None else self._root(Ref(*ref), of, roots)
             return roots[ref.hash]
 
         return pack_index.joined(pack_index.decode_root(data), load)
+
+    def _root(self, ref: Ref, of: State | None, way: Collection[bytes], beside: Mapping[bytes, Ref] = NONE) -> bytes:
+        """Reads a root from the backends, for the index of the state `of`, from which these roots lead to it.
+
+        Where it is no object, logs may have it: who kept the index of a version may have left it there (rule 1.14).
+        """
+        try:
+            return self._brought({ref.hash: ref}, beside)[ref.hash]
+        except DamagedError:
+            if of is None:
+                raise
+            m, way = self._group.participant, {*way, of.index.hash}
+            there = self._runtime.run(m.alone(find_in_logs(m, self._group.enter, of, ref.hash, way)))
+            if there is None:
+                raise
+            found: bytes = there
+            return found
 
     def _of_root(self, root: IndexRoot, *, whole: bool = False) -> Index:
         """Makes the index of this root. Segments that are cached are opened when the index is first asked, or at once.
@@ -308,6 +326,7 @@ class AgreedIndexes:
         inside = {item: _inside(item, base, spool.get(p)) for item, p in fresh.items() if item.size <= INLINE_BYTES_MAX}
         apart = {item: place for item, place in fresh.items() if item not in inside}
 
+        may_ride = may_ride and len(root.before) < pack_index.ROOTS_MAX  # a version that a hint names may keep an index
         if may_ride and _may_ride(base, [*root.items, *inside], items):
             data = pack_index.encode_root(pack_index.root_after(pack_index.Ref(*base.index), [*inside.values()]))
             if len(data) <= RIDING_BYTES_MAX:

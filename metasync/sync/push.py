@@ -37,7 +37,6 @@ from metasync.worktree.scan import Scan, store_scan
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
-INDEX_RIDES = False  # readers know it; no push does it until seed 67 of the simulator passes with it
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
 
 
@@ -313,9 +312,7 @@ class _Push:
         s, devices = self.s, None
         changes_devices = joins or expired(base.devices, base.state.v)
         new = upload.index_segments()
-        with s.indexes.storing(
-            base.state, base.root, base.segments, new, may_ride=INDEX_RIDES and not changes_devices
-        ) as stored:
+        with s.indexes.storing(base.state, base.root, base.segments, new, may_ride=not changes_devices) as stored:
             odd = here.unportable
             store_scan(s.db, here.seen)  # true of the disk whatever comes, and needed if we crash before the report
             upload.nearly_finish(s.runtime.clock)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workspace_kit import Lab, tree_of, write
 
-from metasync.consensus import Group, riding
-from metasync.errors import MetaSyncError
+from metasync.consensus import Group, Ref, State, riding
+from metasync.consensus.participant import Participant
+from metasync.consensus.truncation import Progress
+from metasync.errors import DamagedError, MetaSyncError
+from metasync.runtime.effects import Task
 from metasync.session import write_index
 from metasync.session.folder import BASE_KEY
-from metasync.store.index import decode_root
-from metasync.sync import push
+from metasync.session.witnesses import unaware
+from metasync.store.index import ROOTS_MAX, decode_root
 from metasync.workspace import Workspace
-
-
-@pytest.fixture(autouse=True)
-def rides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pushes do not do it yet."""
-    monkeypatch.setattr(push, "INDEX_RIDES", True)
 
 
 def state_of(w: Workspace):  # type: ignore[no-untyped-def]
@@ -165,3 +163,145 @@ def test_a_root_at_hand_needs_those_before_it(one: Workspace, tmp_path: Path) ->
     assert whole.after is None
     one._db.drop_objects([whole.before[-1].hash])
     assert write_index.root_at_hand(one._db, state.index.hash) is None
+
+
+def test_a_way_back_that_a_kept_index_would_lengthen_ends_at_an_object(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 16, which hints name, may keep the index of 15: the way back does not end there by itself."""
+    monkeypatch.setattr(write_index, "TIER_SEGMENTS_MAX", 100)  # segments of one size end it earlier, as a rule
+    one = lab.init(lab.urls("a", "b", "c"))
+    while state_of(one).v < 15:
+        pushed(one, state_of(one).v)
+    one.tag("latest", "sixteen")
+    assert (state_of(one).v, state_of(one).index_rides) == (16, False)
+    longest = 0
+    for n in range(17, 32):
+        pushed(one, n)
+        root = write_index.root_at_hand(one._db, state_of(one).index.hash)
+        assert root is not None
+        assert len(root.before) <= ROOTS_MAX
+        longest = max(longest, len(root.before))
+    assert longest == ROOTS_MAX
+    two = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(one.directory) == tree_of(two.directory)
+
+
+@pytest.fixture
+def unsettled(one: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """At a version that keeps an index which the log of an earlier one has alone, made by no rule."""
+    lab.clone(lab.urls("a", "b", "c"))
+    one.pull()
+    pushed(one, 500, 501)
+    while not state_of(one).index_rides:
+        pushed(one, 500 + state_of(one).v)
+    name = state_of(one).index
+
+    def nothing(self: Group, state: State) -> Task:
+        return
+        yield
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Group, "settle", nothing)
+        one.tag("latest", "kept")
+        one.tag("latest", "again")
+    assert (state_of(one).index, state_of(one).index_rides) == (name, False)
+    assert not is_object(lab, name)
+    return lab.reopen(one)
+
+
+def is_object(lab: Lab, name: Ref) -> bool:
+    """Whether a quorum holds the root of an index as an object."""
+    return sum(name.hash.hex() in metas(lab, backend) for backend in "abc") >= 2
+
+
+def other(lab: Lab) -> Workspace:
+    """The other device, which has cached nothing of any index."""
+    two = next(w for w in lab.open_workspaces if w.directory.name == "desktop")
+    two._db.drop_objects([digest for digest, _ in list(two._db.objects_by_age())])
+    return two
+
+
+def test_what_nobody_settled_is_read_from_the_log_that_has_it(unsettled: Workspace, lab: Lab) -> None:
+    two = other(lab)
+    two.pull()
+    assert tree_of(two.directory) == tree_of(unsettled.directory)
+
+
+def test_versions_on_top_of_it_are_read(unsettled: Workspace, lab: Lab) -> None:
+    pushed(unsettled, *range(600, 603))
+    two = other(lab)
+    two.pull()
+    assert tree_of(two.directory) == tree_of(unsettled.directory)
+
+
+def test_what_nobody_settled_is_read_with_one_backend_away(unsettled: Workspace, lab: Lab) -> None:
+    lab.lose("b")
+    lab.hurry()
+    two = other(lab)
+    two.pull()
+    assert tree_of(two.directory) == tree_of(unsettled.directory)
+
+
+def test_the_next_device_settles_it(unsettled: Workspace, lab: Lab) -> None:
+    name = state_of(unsettled).index
+    third = lab.clone(lab.urls("a", "b", "c"), device="third")
+    assert tree_of(third.directory) == tree_of(unsettled.directory)
+    assert is_object(lab, name)
+
+
+def test_the_next_version_that_keeps_it_settles_it(unsettled: Workspace, lab: Lab) -> None:
+    unsettled.tag("latest", "by-the-rules")
+    assert is_object(lab, state_of(unsettled).index)
+
+
+def test_a_new_backend_gets_it_though_nobody_settled_it(unsettled: Workspace, lab: Lab) -> None:
+    name = state_of(unsettled).index
+    unsettled.backend_add(lab.url("d"))
+    assert name.hash.hex() in metas(lab, "d")
+    report = unsettled.check()
+    assert (report.problems, report.meta_problems) == ((), ())
+
+
+def test_no_log_goes_while_it_has_it_alone(unsettled: Workspace, lab: Lab) -> None:
+    with unsettled._session("push") as s:
+        s.runtime.run(s.group.bound_logs(state_of(unsettled), Progress(), 0.0))
+    assert is_object(lab, state_of(unsettled).index)
+
+
+def test_nothing_is_let_go_by_a_version_that_has_it_nowhere_else(unsettled: Workspace, lab: Lab) -> None:
+    with unsettled._session("gc") as s:
+        assert unaware(s, state_of(unsettled)) == {}
+    assert is_object(lab, state_of(unsettled).index)
+
+
+def test_check_settles_it(unsettled: Workspace, lab: Lab) -> None:
+    report = unsettled.check()
+    assert (report.problems, report.meta_problems) == ((), ())
+    assert is_object(lab, state_of(unsettled).index)
+
+
+def test_a_workspace_is_restarted_from_what_nobody_settled(unsettled: Workspace, lab: Lab) -> None:
+    for name in "bc":
+        lab.lose(name)
+    lab.hurry()
+    unsettled.recover(["b", "c"], "correct horse battery staple", confirm="docs")
+    assert unsettled.check().problems == ()
+
+
+def test_an_index_that_is_nowhere_is_not_looked_for_in_all_logs(
+    one: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version before names another index, which does not lead there: nothing further back is read."""
+    looked: list[int] = []
+    before = riding._before
+
+    def counting(m: Participant, enter: riding.Enter, state: State) -> Task:
+        looked.append(state.v)
+        return before(m, enter, state)
+
+    monkeypatch.setattr(riding, "_before", counting)
+    lost = replace(state_of(one), index=Ref(1, bytes(31) + b"x"), index_rides=False)
+    with one._session("log") as s, pytest.raises(DamagedError, match="meta object"):
+        s.indexes.of_state(lost)
+    assert looked == [lost.v]

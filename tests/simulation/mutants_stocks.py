@@ -13,6 +13,7 @@ from metasync.maintenance import collect, moved, sweep
 from metasync.moving import rebalance, reconfigure, surplus
 from metasync.objects.model import ID_BYTES
 from metasync.runtime.effects import Task
+from metasync.session import write_index
 from metasync.store import collection, deltas, moves
 from metasync.store.index import IndexSegment, rows_of
 from metasync.store.moves import Places
@@ -32,13 +33,20 @@ from simulation.scenarios import (
 # Indexes.
 
 
-@mutant("index-unsettled", "a version keeps, or a backend joins on, an index that is in one version's log alone")
+@mutant(
+    "index-unsettled",
+    "a version keeps, or a backend joins on, an index that is in one version's log alone, and no reader looks there",
+)
 def _index_unsettled() -> Iterator[None]:
     def settle(self: Group, state: State) -> Task:
         return
         yield
 
-    with mock.patch.object(Group, "settle", settle):
+    def find(*_: object) -> Task:
+        return
+        yield
+
+    with mock.patch.object(Group, "settle", settle), mock.patch.object(write_index, "find_in_logs", find):
         yield
 
 

@@ -80,7 +80,7 @@ def test_the_owner_of_a_version_looks_for_no_other(lab: Lab, heard: Heard) -> No
     assert least["create px"] <= 3
     assert least["put packs"] == 2
     assert least["get birth"] <= 3 + 2, "one beside each vote, and one beside each copy of the pack"
-    assert least.total() <= 13
+    assert least.total() <= 10
 
 
 def test_a_push_with_nothing_to_do_still_asks_what_is_newest(lab: Lab) -> None:
