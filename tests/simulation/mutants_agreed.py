@@ -277,7 +277,7 @@ def no_confirm(self: Group, base: Any, deadline_s: float) -> Task:
 @mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", removed_and_emptied, _OLDER)
 def _fence_on_removed() -> Iterator[None]:
     stands = " and len(held & stay) >= min(every_quorum, len(stay))", ""
-    with MUTANTS[_BIRTHS].broken(), rewritten(reconfigure, "_is_enough", stands):
+    with MUTANTS[_BIRTHS].broken(), rewritten(reconfigure, "_suffices", stands):
         yield
 
 
