@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -52,11 +53,18 @@ def long_tree(*changed: int, n: int = 12_000) -> Tree:
     return grow({b"a/%06d" % i: file_entry(i + (i in changed)) for i in range(n)} | {b"z/x": DIR})
 
 
+@functools.cache
+def long_build(*changed: int, n: int) -> tuple[bytes, dict[bytes, bytes]]:
+    """Its root and its nodes, made once for all cases: nobody changes them."""
+    return build(long_tree(*changed, n=n), IDS)
+
+
+@pytest.mark.few
 @pytest.mark.parametrize("batch", [1, 60_000, 1 << 30])
 @pytest.mark.parametrize("changed", [(), (0,), (5000,), (11_999,), (3, 4, 7000)])
 def test_long_directories(batch: int, changed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk_large, "BATCH_BYTES", batch)
-    (a_root, nodes), (b_root, more) = build(long_tree(), IDS), build(long_tree(*changed, n=11_000), IDS)
+    (a_root, nodes), (b_root, more) = long_build(n=12_000), long_build(*changed, n=11_000)
     store = {**nodes, **more}
     for one, other in ((a_root, b_root), (b_root, a_root)):
         assert compared(one, other, store)[0] == walk(diff(one, other), store)[0]

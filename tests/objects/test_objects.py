@@ -246,6 +246,7 @@ def test_nodes_of_a_large_directory_are_bounded(large):
     assert max(n.level for n in decoded) == 1
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("where", [0, 77_777, MANY - 1], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("what", ["insert", "change", "delete"])
 def test_one_edit_of_a_large_directory_rewrites_little(large, where, what):

@@ -170,20 +170,24 @@ def test_deltas_while_others_collect(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert any(made)
 
 
-def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("no-fence", lambda: mock.patch.object(reconfigure, "fence", no_fence)),
+        ("no-confirm", lambda: mock.patch.object(Group, "_make_sure_of_fence", no_confirm)),
+        ("floor-skips", lambda: floors_without(skips=False, quorum=False)),
+        ("floor-skips", lambda: floors_without(skips=False, covering="above")),
+        ("floor-skips", lambda: floors_without(quorum=False, covering="above")),
+        ("floor-everywhere", lambda: floors_without(covering="elsewhere")),
+    ],
+)
+def test_what_a_broken_rule_is_broken_with_is_no_matter_alone(name: str, others: Callable[[], Any]) -> None:
     """Some mutants break several rules, because each suffices alone: without the one they are named for all is well."""
-    for name, others in (
-        ("no-fence", mock.patch.object(reconfigure, "fence", no_fence)),
-        ("no-confirm", mock.patch.object(Group, "_make_sure_of_fence", no_confirm)),
-        ("floor-skips", floors_without(skips=False, quorum=False)),
-        ("floor-skips", floors_without(skips=False, covering="above")),
-        ("floor-skips", floors_without(quorum=False, covering="above")),
-        ("floor-everywhere", floors_without(covering="elsewhere")),
-    ):
-        plan = MUTANTS[name].fits(make_plan(7))
-        assert plan is not None
-        with others:
-            assert Play(plan).run().failure == "", name
+    plan = MUTANTS[name].fits(make_plan(7))
+    assert plan is not None
+    with others():
+        assert Play(plan).run().failure == ""
 
 
 @pytest.mark.long

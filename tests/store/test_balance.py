@@ -132,6 +132,7 @@ def test_an_endless_supply_ends_after_a_bounded_number_of_trials():
     assert next(drawn) == TRIALS_MAX
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("weights", [(2, 10, 15, 15, 2048), (1, 2, 3), (1, 1, 10)])
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("packs", [1, 7])

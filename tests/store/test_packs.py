@@ -306,6 +306,7 @@ def random_blobs(count: int, size: int) -> list[Object]:
     return [blob(rng.randbytes(size)) for _ in range(count)]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("parts", [2, 3, 5])
 @pytest.mark.parametrize(("count", "size"), [(20, 100_000), (3, 1_200_000), (9, 450_000), (2000, 1000), (60, 52_000)])
 def test_what_is_left_at_the_end_is_spread(work, parts, count, size):
