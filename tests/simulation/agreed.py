@@ -193,7 +193,7 @@ class AgreedIn(Agreed):
         found, v = self._play.insider, None
         nowhere = set() if found is None else found.nowhere
         for state in reversed(self._witness.chain):
-            if not {state.master, state.index.hash} & nowhere:
+            if not {state.master, state.index.hash, state.retained.hash} & nowhere:
                 break
             v = state.v
         return v

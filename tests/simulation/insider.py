@@ -20,6 +20,10 @@ a device can make: entries and blocks, heads; to delete is a provider's business
     last       a PREPARE of the last round there is, the same
     unread     a version of its own whose snapshot, or whose index, is nowhere
     end        one of the two before where it ends a version: on all but a minority of them
+    close      the same by an ACCEPT of a lie in a round that nobody prepared, and DECIDED of it behind
+    spoilt     a version of its own whose index is there, and is rubbish, or a root with rows that are not true
+    list       a version that names a list of what is kept which is rubbish, or drops versions to come
+    moved      a config by which packs still lie as a config, or an index, says that nobody has
 
 No seed draws a vote on an agreed version in a round that a quorum promised: what that does to a device which cannot
 reach one backend is known (consensus.md, rule 8.2).
@@ -31,13 +35,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from kits.forger_kit import NOBODY, Forger
 
-from metasync.config import CHANGED_TAG, NO_LIMIT, Config, Form, RedundancyClass, Replicate
+from metasync.config import CHANGED_TAG, MOVING_TAG, NO_LIMIT, Config, Form, RedundancyClass, Replicate
 from metasync.consensus.hints import AHEAD_MAX
-from metasync.consensus.objects import seal_object
+from metasync.consensus.objects import meta_path, seal_object
 from metasync.consensus.records.entry import (
     CLAIM_BYTES_MAX,
     Claim,
@@ -54,11 +58,14 @@ from metasync.consensus.records.entry import (
     seal_hint,
 )
 from metasync.consensus.records.log_replay import ROUND_MAX
-from metasync.consensus.records.state import ZERO_ID, Change, State, successor
+from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, Change, Ref, State, successor
 from metasync.errors import MetaSyncError
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DeviceIdentity
 from metasync.keys.keyring import WorkspaceKeys, open_keys
+from metasync.store.index import IndexRoot, RootItem, encode_root, encode_segment, make_segment
+from metasync.store.index import Ref as IndexRef
+from metasync.store.retained import Dropped, Retained, encode_retained
 from simulation.machine import Secret
 from simulation.network import Store
 from simulation.plan import INSIDER, MINORITY, Strike
@@ -109,6 +116,9 @@ class Grip:
 
     def acceptor_of(self, name: str) -> bytes:
         return self._ids[name]
+
+
+_Blow: TypeAlias = Callable[["Insider", Forger, State, Sequence[str]], None]
 
 
 class Insider:
@@ -301,6 +311,50 @@ class Insider:
             )
         ).encode()
 
+    def _moved(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        config = self._witness.config_of(base)
+        made_up = self._rng.randbytes(32)
+        prev, index, before = config.prev_config or base.config, base.index, base.config
+        if config.moving is not None:
+            index = Ref(*config.moving)
+        prev, index, before = self._rng.choice(
+            ((made_up, index, before), (prev, Ref(index.generation, made_up), before), (prev, index, made_up))
+        )
+        config = replace(config, prev_config=prev).tagged(MOVING_TAG, index).tagged(CHANGED_TAG, (base.v + 1, before))
+        digest, data = self._sealed(forger, base, config.encode())
+        self._propose(forger, base, replace(self._value(forger, base, lie=True), config=digest), config=data)
+
+    def _stored(self, forger: Forger, base: State, plain: bytes) -> Ref:
+        """Stores an object that a version may name, everywhere."""
+        random, keys = self._rng.randbytes(32), forger.ws.keys
+        digest, data = seal_object(keys, RecordKind.META, plain, era=base.era, epoch=base.epoch, random=random)
+        for name, shelf in forger.world.stores.items():
+            shelf[meta_path(forger.ws.acceptor_of(name), Ref(base.gen, digest))] = data
+        return Ref(base.gen, digest)
+
+    def _spoilt(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        root = self._witness.stocks.root(forger.ws.keys, base)
+        if base is not self._witness.newest or root is None:
+            return
+        empty = encode_segment(make_segment(()))
+        row = RootItem(IndexRef(*self._stored(forger, base, empty)), len(empty), 0, 0)
+        false = self._rng.choice((row._replace(size=1 << 60), row._replace(objects=1 << 63), row._replace(packs=9)))
+        rows = self._rng.choice(((false,), (row, row)))
+        plain = self._rng.choice((b"\1\0\0\0\7", encode_root(IndexRoot((*root.items, *rows)))))
+        ref = self._stored(forger, base, plain)
+        self.nowhere.add(ref.hash)
+        self._propose(forger, base, replace(self._value(forger, base, lie=False), index=ref))
+
+    def _list(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        if base is not self._witness.newest or base.master == ZERO_HASH:
+            return
+        first, far = base.v + 2, self._rng.choice((0, 1, 4, 1 << 60))
+        drops = encode_retained(Retained((Dropped(first, first + far, base.master),)))
+        ref = self._stored(forger, base, self._rng.choice((b"\1garbage", drops, drops, drops)))
+        self.nowhere.add(ref.hash)
+        self._witness.stocks.lies.add(ref.hash)
+        self._propose(forger, base, replace(self._value(forger, base, lie=False), retained=ref))
+
     def _version(self, forger: Forger, base: State, some: Sequence[str]) -> None:
         if base is self._witness.newest:
             self._propose(forger, base, self._value(forger, base, lie=False))
@@ -365,14 +419,22 @@ class Insider:
         self._tell(forger, base, some, Kind.PREPARE, forger.round(ROUND_MAX))
         self.spoilt.add(base.v + 1)
 
-    def _end(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+    def _closed(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        lie = self._value(forger, base, lie=True)
+        self._tell(forger, base, some, Kind.ACCEPT, forger.round(FAR), lie)
+        self._tell(forger, base, some, Kind.DECIDED, NOBODY, lie)
+
+    def _close(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        self._end(forger, base, some, (Insider._closed,))
+
+    def _end(self, forger: Forger, base: State, some: Sequence[str], ways: Sequence[_Blow] = (_garbage, _last)) -> None:
         """It ends a version on so many that the others are no quorum."""
         names = sorted(forger.world.stores)
         config = self._witness.config_of(base)
         least = config.n - config.quorum + 1
         if len(names) >= least and base is self._witness.newest:
             hit = self._rng.sample(names, self._rng.randint(least, len(names)))
-            self._rng.choice((self._garbage, self._last))(forger, base, hit)
+            self._rng.choice(ways)(self, forger, base, hit)
             self.ended.add(base.v + 1)
 
     def _head(self, forger: Forger, base: State, some: Sequence[str]) -> None:
@@ -384,7 +446,7 @@ class Insider:
             forger.world.stores[name][head_path(self.device_id)] = data
 
 
-_STRIKES: Mapping[str, Callable[[Insider, Forger, State, Sequence[str]], None]] = {
+_STRIKES: Mapping[str, _Blow] = {
     "decided": Insider._decided,
     "accept": Insider._accept,
     "contrary": Insider._contrary,
@@ -402,4 +464,8 @@ _STRIKES: Mapping[str, Callable[[Insider, Forger, State, Sequence[str]], None]] 
     "garbage": Insider._garbage,
     "last": Insider._last,
     "end": Insider._end,
+    "close": Insider._close,
+    "spoilt": Insider._spoilt,
+    "list": Insider._list,
+    "moved": Insider._moved,
 }

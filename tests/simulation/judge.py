@@ -59,7 +59,7 @@ def fault_of(keys: WorkspaceKeys, chain: Sequence[State], config: Config, device
         return "its keys are not those of the policy"
     return (
         (_fault_of_devices(devices, new_devices, value) if new_devices is not devices else "")
-        or (_fault_of_config(config, new_config, value) if new_config is not config else "")
+        or (_fault_of_config(config, new_config, value, base) if new_config is not config else "")
         or _fault_by_policy(new_config, new_devices)
     )
 
@@ -80,12 +80,16 @@ def _carried(keys: WorkspaceKeys, base: State, digest: bytes, data: bytes) -> by
     return open_object(keys, RecordKind.CONST, data)
 
 
-def _fault_of_config(old: Config, new: Config, value: State) -> str:
+def _fault_of_config(old: Config, new: Config, value: State, base: State) -> str:
     old_ids, new_ids = ({a.acceptor_id for _, a in c.acceptors} for c in (old, new))
     if len(old_ids & new_ids) < (old.n + old.f) // 2 + 1:
         return "too few of those who vote would stay"
-    if new.changed is None or new.changed[0] != value.v:
-        return "its config was made for another version"
+    if new.changed != (value.v, base.config):
+        return "its config was made for another version, or after another config"
+    if new.prev_config is not None:
+        moves = (old.prev_config or base.config, old.moving or base.index)
+        if new.prev_config != moves[0] or new.moving not in (moves[1], base.index):
+            return "its config says of others that packs lie by them"
     for before in old.backends:
         after = new.backend(before.backend_id)
         if after is not None and (

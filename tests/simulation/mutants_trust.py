@@ -18,10 +18,11 @@ from metasync.keys.keyring import WorkspaceKeys
 from metasync.members import admission
 from metasync.runtime.effects import Task
 from metasync.session import agreement
+from metasync.session.write_index import AgreedIndexes
 from metasync.sync import skip
 from simulation.mutants import mutant, needs, rewritten
 from simulation.plan import Plan
-from simulation.scenarios import told_of_a_late_lie, voted_alone
+from simulation.scenarios import dropped_ahead, moved_from_nowhere, told_of_a_late_lie, voted_alone
 
 
 def strikes(*kinds: str) -> Callable[[Plan], Plan | None]:
@@ -87,6 +88,26 @@ def _leap() -> Iterator[None]:
         mock.patch.object(log_replay, "fault_named", return_value=""),  # which forbids it, too
         rewritten(log_replay, "_fault_of_step", ("len(stay) < old.quorum", "False")),
     ):
+        yield
+
+
+@mutant("moving-word", "a config says what it will of where packs lay before", moved_from_nowhere)
+def _moving_word() -> Iterator[None]:
+    after = "new.changed != (value.v, base.config)", "new.changed is None or new.changed[0] != value.v"
+    before = "if new.prev_config is not None:", "if False:"
+    with rewritten(log_replay, "_fault_of_step", after, before):
+        yield
+
+
+@mutant("list-ahead", "a list of what is kept may drop versions to come", dropped_ahead)
+def _list_ahead() -> Iterator[None]:
+    with mock.patch.object(AgreedIndexes, "_is_ahead", return_value=False):
+        yield
+
+
+@mutant("closed-open", "a log that was closed on a lie counts as one that may vote yet", strikes("close"))
+def _closed_open() -> Iterator[None]:
+    with mock.patch.object(Instance, "_shut_by_a_lie", return_value=""):
         yield
 
 

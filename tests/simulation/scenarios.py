@@ -21,6 +21,11 @@ def _step(kind: str, at_s: float, edits: int = 0, target: int = 0, *, stays: boo
     return Step(kind, int(at_s), edits=edits, target=target, at_s=at_s, stays=stays)
 
 
+def _collect(at_s: float) -> Step:
+    """A `gc` that keeps the last two versions."""
+    return replace(_step("gc", at_s), seed=2)
+
+
 def _scenario(plan: Plan, clients: dict[str, tuple[Step, ...]], faults: tuple[Fault, ...], *pounces: Pounce) -> Plan:
     """Three backends in log form, of which two are a quorum, and these clients. Versions 1 and up are their joining."""
     return replace(
@@ -140,6 +145,25 @@ def voted_alone(plan: Plan) -> Plan:
     return replace(_scenario(plan, {"c0": pushes, "c1": late, "c2": late}, ()), insider=(strike,))
 
 
+def _struck(plan: Plan, kind: str) -> Plan:
+    """An insider does this while others push; c1 collects garbage later."""
+    pushes = tuple(_step("push", 5 + 7 * n, 3) for n in range(6))
+    c1 = (_step("sync", 8, 2), _step("sync", 40, 2), _collect(60), _step("push", 70, 3), _collect(80))
+    c2 = (_step("sync", 8, 2), _step("sync", 45, 2), _step("push", 75, 3))
+    strike = Strike(kind, plan.seed, 30.0)
+    return replace(_scenario(plan, {"c0": pushes, "c1": c1, "c2": c2}, ()), insider=(strike,))
+
+
+def dropped_ahead(plan: Plan) -> Plan:
+    """An insider's list of what is kept drops versions to come, and another device would drop versions by it."""
+    return _struck(plan, "list")
+
+
+def moved_from_nowhere(plan: Plan) -> Plan:
+    """An insider proposes a config that says of one which nobody has that packs lie by it."""
+    return _struck(plan, "moved")
+
+
 def shared_a_round(plan: Plan) -> Plan:
     """c0 has version 5 decided on b0 and b1, and dies; b2 got another value in that very round, from an insider.
 
@@ -214,11 +238,6 @@ _FILE, _OTHER = 3, 4  # of `user.NAMES`
 def _write(text: int, at_s: float, path: int = _FILE) -> Step:
     """The user writes a long text (`user.User.write`)."""
     return Step("write", text, at_s=at_s, target=path)
-
-
-def _collect(at_s: float) -> Step:
-    """A `gc` that keeps the last two versions."""
-    return replace(_step("gc", at_s), seed=2)
 
 
 def base_dropped(plan: Plan) -> Plan:

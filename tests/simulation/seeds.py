@@ -60,6 +60,7 @@ FEATURES: Final = (
     "insider", "eras", "ended",
 )  # fmt: skip
 DELTAS_EVERY: Final = 4  # seeds: one in so many has long files, which are stored as deltas
+OBJECTS_EVERY: Final = 3  # seeds: in one of so many that have an insider, it makes up objects too, or closes logs
 GUEST_SHARE: Final = 0.25  # of seeds have devices that come by invitation; not those beyond the budget
 THEMES: Final = {  # of brief plans, with their weights
     "": 2.0, "liars": 2.0, "blocks": 2.0, "reconfig": 2.0, "rotation": 2.0, "floors": 0.5, "insider": 3.0, "eras": 1.0,
@@ -137,9 +138,20 @@ def make_plan(seed: int, *, brief: bool = False) -> Plan:
     while not brief and plan.troubles < FAULTS_LEAST:
         more = Fault(rng.uniform(0, SPAN_S / 2 * length), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
+    if plan.insider and seed % OBJECTS_EVERY == 1:
+        plan = _with_objects(random.Random(f"objects {brief} {seed}"), plan, length)
     if "eras" in drawn:
         plan = _with_another_disaster(random.Random(f"again {brief} {seed}"), plan)
     return _with_guests(random.Random(f"guests {brief} {seed}"), plan, length)
+
+
+def _with_objects(rng: random.Random, plan: Plan, length: float) -> Plan:
+    """The insider names objects that it made up, too; where it ends a version, it does so by closing logs on a lie."""
+    if "ended" in plan.features:
+        return replace(plan, insider=tuple(replace(s, kind="close") if s.kind == "end" else s for s in plan.insider))
+    kinds = [rng.choice(("spoilt", "list", "moved")) for _ in range(rng.randint(1, 3))]
+    more = (Strike(kind, rng.getrandbits(32), rng.uniform(0, SPAN_S) * length) for kind in kinds)
+    return replace(plan, insider=(*plan.insider, *more))
 
 
 def _with_another_disaster(rng: random.Random, plan: Plan) -> Plan:

@@ -4,6 +4,7 @@ It looks at every decision and every deletion as it lands (docs/design/moving.md
 
     a version   names no new pack of a fenced generation or another key epoch, and none of which every copy is surplus
     a trim      is agreed only while every pack that the mappings place differently lies where the newest one wants it
+    a list      of what is kept drops no versions to come
     a deletion  takes no copy that counts of a pack that the newest version names, and none while another is missing
                 where it belongs; of other packs only fenced ones
 
@@ -22,7 +23,7 @@ from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import FormatError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.store.index import PackRecord, decode_root, decode_segment, joined
+from metasync.store.index import IndexRoot, PackRecord, decode_root, decode_segment, joined
 from metasync.store.moves import Earlier, earlier
 from metasync.store.pack_format import decode_header
 from metasync.store.placement import Placement, Target, placement_of
@@ -62,6 +63,7 @@ class Stocks:
         self.riding: dict[bytes, set[tuple[str, str]]] = {}
         self.robbed: set[bytes] = set()
         self.blind = False
+        self.lies: set[bytes] = set()  # names of lists of what is kept that a device made up
         self.surplus = 0  # copies of packs that the newest version names which were deleted
         self._since: list[Placement] = []  # how packs were placed before each change since the last trim
         self._indexes: dict[bytes, dict[PackId, PackRecord]] = {ZERO_HASH: {}}
@@ -85,21 +87,29 @@ class Stocks:
         """The packs that a state names; None where its index is nowhere, as an insider's may be."""
         digest = state.index.hash
         if digest not in self._indexes:
-            try:
-                root = joined(
-                    decode_root(open_object(keys, RecordKind.META, self.metas[digest])),
-                    lambda ref: open_object(keys, RecordKind.META, self.metas[ref.hash]),
-                )
-                segments = [
-                    decode_segment(i.inline or open_object(keys, RecordKind.META, self.metas[i.ref.hash]))
-                    for i in root.items
-                ]
-            except KeyError:
+            root = self.root(keys, state)
+            if root is None:
                 return None
+            segments = [
+                decode_segment(i.inline or open_object(keys, RecordKind.META, self.metas[i.ref.hash]))
+                for i in root.items
+            ]
             gone = {key for segment in segments for key in segment.tombstones}
             packs = {p.id: p for segment in segments for p in segment.packs}
             self._indexes[digest] = {key: p for key, p in packs.items() if key not in gone}
         return self._indexes[digest]
+
+    def root(self, keys: WorkspaceKeys, state: State) -> IndexRoot | None:
+        """The root of the index that a state names; None where that is nowhere, or is none."""
+        if state.index.hash == ZERO_HASH:
+            return IndexRoot()
+        try:
+            return joined(
+                decode_root(open_object(keys, RecordKind.META, self.metas[state.index.hash])),
+                lambda ref: open_object(keys, RecordKind.META, self.metas[ref.hash]),
+            )
+        except (KeyError, FormatError):
+            return None
 
     def retained(self, keys: WorkspaceKeys, state: State) -> Retained:
         """Which versions a state no longer keeps."""
@@ -127,6 +137,10 @@ class Stocks:
             self._since = [*since, placement_of(old)]
         if self.blind or value.era != base.era:
             return
+        if value.retained.hash not in {base.retained.hash, *self.lies}:
+            dropped = self.retained(keys, value).dropped
+            if dropped and dropped[-1].last > base.v:
+                raise Violation(f"version {value.v} drops version {dropped[-1].last}, which is still to come")
         before, after = self.index(keys, base), self.index(keys, value)
         if before is None or after is None:
             return
