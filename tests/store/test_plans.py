@@ -157,3 +157,91 @@ def test_deltas_of_what_is_lost_are_found(lists, lost):
         assert (record.id in dangling) == any(i not in given for i in inside)
         assert all(i in deltas.Given(left, lambda _: True) for i in inside)
     assert gone or not dangling
+
+
+# ---- each rule of a plan by itself
+
+
+def run_of(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+def sparse_of(plan: collection.Plan) -> list[bytes]:
+    return [use.record.name for use in plan.sparse]
+
+
+def name(pack: int) -> bytes:
+    return digest(-pack - 1)
+
+
+def test_what_is_dead_does_not_count_as_unused_in_what_stays():
+    plan = collection.plan(opened([run_of(1, 40), run_of(100, 40)]), marked({*run_of(1, 39)}))
+    assert ({pack[1] for pack in plan.gone}, sparse_of(plan)) == ({name(1)}, [])
+
+
+def test_a_pack_of_which_most_is_dead_is_packed_anew_however_little_that_is():
+    plan = collection.plan(opened([run_of(1, 200), run_of(300, 3)]), marked({*run_of(1, 200), 300}))
+    assert sparse_of(plan) == [name(1)]
+    assert [*plan.sparse[:1]] == [plan.sparse[0]]
+
+
+def test_a_purge_packs_anew_what_has_anything_unneeded_and_nothing_else():
+    index, needed = opened([run_of(1, 40), run_of(50, 40)]), marked({*run_of(1, 39), *run_of(50, 40)})
+    assert sparse_of(collection.plan(index, needed, purge=True)) == [name(0)]
+    assert sparse_of(collection.plan(index, needed)) == []
+
+
+def whole(*numbers: int) -> list[tuple[int, int]]:
+    return [(n, n) for n in numbers]
+
+
+def test_a_purge_packs_a_delta_of_what_goes_anew_once():
+    index = opened_with_deltas([whole(1), [(2, 1), *whole(3)]])
+    plan = collection.plan(index, marked({2}), purge=True)
+    assert ({pack[1] for pack in plan.gone}, sparse_of(plan), plan.missing) == ({name(0), name(1)}, [name(1)], 0)
+    assert [*collection.to_pack(index, plan, marked({2}))] == [[digest(2)]]
+
+
+def test_a_purge_packs_no_delta_anew_of_what_is_there_whole():
+    index = opened_with_deltas([whole(1), whole(2), [(2, 1)]])
+    plan = collection.plan(index, marked({2}), purge=True)
+    assert ({pack[1] for pack in plan.gone}, sparse_of(plan)) == ({name(0), name(2)}, [])
+
+
+def test_what_a_pack_that_stays_has_is_not_packed_anew():
+    index, needed = opened([run_of(1, 200), [1, *run_of(300, 4)]]), marked({*run_of(1, 200), 300})
+    plan = collection.plan(index, needed)
+    assert sparse_of(plan) == [name(1)]
+    assert [*collection.to_pack(index, plan, needed)] == [[digest(300)]]
+
+
+def test_what_a_pack_that_stays_has_as_a_delta_of_what_goes_alone_is_packed_anew():
+    """The whole copy is the one that counts: nothing marked the base of the delta."""
+    index = opened_with_deltas([whole(1), whole(2, 90, 91), [(2, 1), *whole(*run_of(100, 80))]])
+    needed = deltas.with_bases(index, marked({2, *run_of(100, 80)}), IdSet())
+    plan = collection.plan(index, needed)
+    assert sparse_of(plan) == [name(1)]
+    assert [*collection.to_pack(index, plan, needed)] == [[digest(2)]]
+    assert deltas.Chains(collected(index, needed, plan).find).of(digest(2)) is not None
+
+
+def nothing(_: bytes) -> bool:
+    return False
+
+
+def test_what_would_be_lost_is_counted():
+    """Needed objects of packs that go, and deltas that stay, of what goes."""
+    index = opened([[1, 2], [3]])
+    assert collection.uncovered(index, lambda pack: pack[1] != name(0), nothing, marked({1, 3})) == 1
+    assert collection.uncovered(index, lambda pack: pack[1] != name(0), {digest(1)}.__contains__, marked({1, 3})) == 0
+    index = opened_with_deltas([whole(1), [(2, 1)]])
+    assert collection.uncovered(index, lambda _: True, nothing, marked({2})) == 1
+    assert collection.uncovered(index, lambda _: True, nothing, marked({1, 2})) == 0
+
+
+def test_a_segment_stays_as_it_is_only_if_all_of_it_does():
+    (segment,) = opened([[1, 2], [3]]).segments
+    assert collection.is_whole(segment, lambda _: True, marked({1, 2, 3}))
+    assert not collection.is_whole(segment, lambda _: True, marked({1, 2}))
+    assert not collection.is_whole(segment, lambda pack: pack[1] != name(1), marked({1, 2, 3}))
+    assert not collection.is_whole(make_segment((), [(0, name(0))]), lambda _: True, marked({1, 2, 3}))
