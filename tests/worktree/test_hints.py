@@ -15,6 +15,7 @@ from workdir import ingest, write
 from metasync.local.state_keys import RULES_KEY
 from metasync.worktree import index
 from metasync.worktree.hints import ALL, Hints, Route, Way
+from metasync.worktree.index import load_rows, store_rows
 from metasync.worktree.merge_walk import Walk, walk_index
 from metasync.worktree.names import MACOS
 from metasync.worktree.overlay import changed
@@ -244,3 +245,38 @@ def test_routes() -> None:
     assert ALL.is_all
     assert not Hints()
     assert Route.of(Hints({b""})).way(b"") is Way.NAMES
+
+
+def test_a_hint_at_names_lists_no_directory_below(broad: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(broad, monkeypatch)
+    walked = walk_index(broad.tree, broad.db, ROOT, Hints({b"07"}))
+    assert walked is not None
+    assert walked.is_quiet
+    assert counted.listed == 1
+
+
+@pytest.mark.parametrize("known", ["dev", "ino"])
+def test_a_folder_with_another_number_is_walked_whole(broad: Settled, known: str) -> None:
+    """A disk under another number, or a copy of the folder: nobody watched it since its rows were made."""
+    row = load_rows(broad.db)[b""]
+    (broad.root / "03" / "04" / "05").write_bytes(b"changed")
+    store_rows(broad.db, [(b"", row._replace(**{known: getattr(row, known) + 1}))])
+    walked = walk_index(broad.tree, broad.db, ROOT, Hints())
+    assert walked is None or not walked.is_quiet
+
+
+def test_a_directory_in_the_place_of_another_is_known_from_then_on(broad: Settled) -> None:
+    another_took_its_place(broad.root)
+    found = scan(by_hints(broad, Hints({b""})), ingest)
+    assert {b"07", b"08"} <= found.put_rows.keys()
+
+
+def test_rule_files_of_directories_that_a_walk_passes_by_are_kept(broad: Settled) -> None:
+    """Those in directories that are still there as they were, and not in the tree; of no others."""
+    (broad.root / "file").write_bytes(b"")
+    broad.settle()
+    places = (b"03/new", b"04/new", b"file/new", b"none/new")
+    broad.db.update(RULES_KEY, dict.fromkeys(places, b"*.o\n"))
+    (broad.root / "04").rename(broad.root / "was")
+    (broad.root / "04").write_bytes(b"a file now")
+    assert by_hints(broad, Hints({b""})).rule_texts().keys() == {b"03/new"}
