@@ -167,6 +167,7 @@ def test_an_edited_copy_is_a_conflict_still(two: tuple[Workspace, Workspace]) ->
     assert (c.directory / "notes.txt").read_bytes() == b"edited by the laptop\n"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("named", ["original", "copy"])
 @pytest.mark.parametrize("keep", ["ours", "theirs", "both"])
 def test_a_file(two: tuple[Workspace, Workspace], lab: Lab, keep: str, named: str) -> None:

@@ -79,6 +79,7 @@ def test_a_dry_run_writes_nothing(lab: Lab, past: Workspace) -> None:
     assert not (lab.root / "out").exists()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("other", ["file", "longer", "dir", "link", "fifo"])
 @pytest.mark.parametrize("path", ["a.txt", "d", "d/e", "link", "big"])
 def test_what_exists_is_never_replaced(lab: Lab, past: Workspace, path: str, other: str) -> None:

@@ -35,6 +35,7 @@ def large() -> Large[int]:
     return Large(lambda n: b"%d" % n, int)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("held", [0, 1, 5, 10_000])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_large_mapping_is_like_a_dict(held: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +77,7 @@ def test_a_temporary_file_that_fails_is_told() -> None:
         broken[b"b"]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("more", [0, 100, 3500, 9000])
 @pytest.mark.parametrize("few", [0, 1, 700, 1 << 15])
 def test_a_set_of_ids_is_like_a_set(few: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +176,7 @@ def test_what_is_unread_comes_back_whole(
     assert (len(unread), unread.size_bytes) == (6, 12)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("most", [1, 300, 20_000])
 @pytest.mark.parametrize("seed", range(6))
 def test_nodes_built_one_by_one_are_those_of_the_tree(most: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("value", [5, "text", b"bytes", 1.5])
 def test_a_column_of_another_type_is_damage(tmp_path: Path, column: str, value: object) -> None:

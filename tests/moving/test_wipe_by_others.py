@@ -247,6 +247,7 @@ def killed_once(real: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", ["moved", "delete", "sweep", "agree"])
 def test_killed_at_each_step_another_device_ends_it(

@@ -117,6 +117,7 @@ def test_chi_square_sees_a_wrong_share() -> None:
         assert statistic > chi_square_max(freedom)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("services", [FIVE_GB, FOUR_GB], ids=["five", "four"])
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_more_copies_are_samples_without_replacement(services: Mapping[str, int], copies: int) -> None:
@@ -129,6 +130,7 @@ def test_more_copies_are_samples_without_replacement(services: Mapping[str, int]
         assert abs(kept[name] - H * share) <= Z_MAX * deviation, name
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("services", SERVICES.values(), ids=SERVICES)
 def test_shares_are_those_of_figure_6(services: Mapping[str, int], copies: int) -> None:
@@ -169,6 +171,7 @@ def test_oracle_is_figure_6() -> None:
 # ---- moves
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_moves_only_what_it_must(change: str, copies: int) -> None:

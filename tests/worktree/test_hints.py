@@ -182,6 +182,7 @@ def another_took_its_place(root: Path) -> None:
     (root / "was").rename(root / "08")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "change", [a_directory_is_gone, a_file_took_its_place, a_link_took_its_place, another_took_its_place]
 )

@@ -68,6 +68,7 @@ def remove_deep(root: Path, names: list[bytes]) -> None:
     subprocess.run(["rm", "-rf", os.fsdecode(names[0])], cwd=root, check=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", [[b"d"] * 1023, [b"d" * 250] * 300], ids=["1,023 names", "75,000 bytes"])
 def test_a_path_far_longer_than_any_system_call_takes(lab: Lab, names: list[bytes]) -> None:
     urls = lab.urls("a", "b", "c", kind="memory")

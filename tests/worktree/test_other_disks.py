@@ -19,6 +19,7 @@ from metasync.local.state_keys import UNPLACED, Unplaced
 from metasync.sync import first_checkout
 
 Make = Callable[..., Pair]
+# `make test` shows most rules on two of these disks, and two rules on all; `make test-long` all on all.
 FOLDING = [Mac, OldMac, Casefold, Windows, Fat, Lowering]
 KEEPING = [Mac, Casefold, Windows, Fat]  # those that list names as they were given
 NFC, NFD = "caf\u00e9".encode(), nfd("caf\u00e9").encode()
@@ -50,6 +51,7 @@ def spelled(folder: Folder, *paths: bytes) -> set[bytes]:
     return {os.fsencode(folder.disk.stored(os.fsdecode(path))) for path in paths}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_of_twins_one_is_here_and_the_others_are_told(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"README": b"upper", b"readme": b"lower", b"Readme": b"mixed", b"d/plain": b"p"})
@@ -76,6 +78,7 @@ def test_of_twins_one_is_here_and_the_others_are_told(pair: Make, disk: type[Oth
     p.rest()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_when_the_one_that_is_here_goes_the_next_takes_its_place(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"README": b"upper", b"readme": b"lower", b"Readme": b"mixed"})
@@ -91,6 +94,7 @@ def test_when_the_one_that_is_here_goes_the_next_takes_its_place(pair: Make, dis
     assert p.linux.tree() == {b"readme": b"lower"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_the_user_deletes_the_one_that_is_here(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"README": b"upper", b"readme": b"lower"})
@@ -103,6 +107,7 @@ def test_the_user_deletes_the_one_that_is_here(pair: Make, disk: type[OtherDisk]
     assert p.linux.tree() == {b"readme": b"lower"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_the_one_that_is_here_stays_when_a_smaller_twin_comes(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"readme": b"lower"})
@@ -113,6 +118,7 @@ def test_the_one_that_is_here_stays_when_a_smaller_twin_comes(pair: Make, disk: 
     assert set(p.agreed()) == {b"README", b"readme"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_twins_among_directories_are_not_mixed(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"Docs/a": b"1", b"docs/b": b"2", b"docs/sub/c": b"3", b"docs/a": b"4"})
@@ -135,6 +141,7 @@ def test_twins_among_directories_are_not_mixed(pair: Make, disk: type[OtherDisk]
     p.rest()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("disk", FOLDING)
 @pytest.mark.parametrize("dir_first", [False, True])
 def test_twins_of_different_kinds(pair: Make, disk: type[OtherDisk], dir_first: bool) -> None:
@@ -147,6 +154,7 @@ def test_twins_of_different_kinds(pair: Make, disk: type[OtherDisk], dir_first: 
     p.rest()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_a_change_of_case_by_the_user_is_one_rename(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"a": b"1", b"Docs/x": b"2", b"Docs/y": b"3", b"other": b"4"})
@@ -162,6 +170,7 @@ def test_a_change_of_case_by_the_user_is_one_rename(pair: Make, disk: type[Other
     assert p.other.tree() == p.linux.tree()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_a_change_of_case_elsewhere_is_followed(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"a": b"1", b"Docs/x": b"2", b"Docs/y/z": b"3"})
@@ -174,6 +183,7 @@ def test_a_change_of_case_elsewhere_is_followed(pair: Make, disk: type[OtherDisk
     p.rest()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_a_directory_follows_though_something_of_nobodys_is_in_it(pair: Make, disk: type[OtherDisk]) -> None:
     """Every folder that was opened on a Mac holds a .DS_Store."""
@@ -189,6 +199,7 @@ def test_a_directory_follows_though_something_of_nobodys_is_in_it(pair: Make, di
     assert set(p.agreed()) == {b"docs", b"docs/x", b"docs/Y", b"docs/Y/z"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_the_one_that_is_here_is_given_the_other_ones_spelling(pair: Make, disk: type[OtherDisk]) -> None:
     """Both names are agreed: the file stays the one it was, and the other one keeps its own bytes."""
@@ -326,6 +337,7 @@ def test_what_cannot_be_held_is_not_downloaded_again_and_again(pair: Make) -> No
     assert placed == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_a_conflict_copy_is_no_twin_of_a_file_that_is_here(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"a": b"1", b"A.CONFLICT-OTHER-20261122": b"a name like that of a copy"})
@@ -342,6 +354,7 @@ def test_a_conflict_copy_is_no_twin_of_a_file_that_is_here(pair: Make, disk: typ
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_a_new_twin_on_each_side(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"x": b"x"})
@@ -365,6 +378,7 @@ def test_a_new_twin_on_each_side(pair: Make, disk: type[OtherDisk]) -> None:
     assert p.other.tree() == {b"name": b"by linux", b"x": b"x"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", FOLDING)
 def test_a_link_and_a_directory_that_are_one_name_lead_nowhere(
     pair: Make, disk: type[OtherDisk], tmp_path: Path
@@ -384,6 +398,7 @@ def test_a_link_and_a_directory_that_are_one_name_lead_nowhere(
     p.rest()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_a_change_of_case_that_is_pulled_before_it_is_pushed(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"a": b"1", b"Docs/x": b"2", b"news": b"old"})
@@ -396,6 +411,7 @@ def test_a_change_of_case_that_is_pulled_before_it_is_pushed(pair: Make, disk: t
     assert p.linux.tree() == {b"A": b"1", b"DOCS": None, b"DOCS/x": b"2", b"news": b"new"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_a_deletion_that_is_pulled_over_by_a_twin(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"a": b"1"})
@@ -453,6 +469,7 @@ def test_what_waits_for_a_place_and_is_gone_waits_no_longer(pair: Make) -> None:
     assert set(p.unplaced()) == {b"a"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_twins_where_nothing_is_known_of_the_disk(tmp_path: Path, disk: type[OtherDisk]) -> None:
     """A directory that folds case by itself (ext4 has that as an attribute): met at work."""
@@ -473,6 +490,7 @@ def test_twins_where_nothing_is_known_of_the_disk(tmp_path: Path, disk: type[Oth
         assert (found.deleted, set(found.tree)) == ([b"README"], {b"Docs", b"Docs/a", b"readme"})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("disk", KEEPING)
 def test_a_directory_under_the_name_of_its_twin_is_here(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"A/x": b"1", b"A/y": b"2"})
@@ -496,6 +514,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("disk", FOLDING)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_same_where_a_clone_comes_in_parts(
