@@ -156,10 +156,12 @@ class Soak:
 
     def check(self) -> None:
         """All are in step, each file is as its owner left it, and nobody met a conflict."""
+        states = [keeper.state() for keeper in self.keepers]
+        assert [state.doing for state in states] == ["in step"] * self.devices, states
         for keeper, folder in zip(self.keepers, self.folders, strict=True):
-            assert keeper.state().doing == "in step", keeper.state()
             files = {p.decode(): node.data for p, node in tree_of(folder).items() if node.kind == "file"}
-            assert files == self.model, sorted(set(files.items()) ^ set(self.model.items()))[:5]
+            differing = sorted(path for path, _ in files.items() ^ self.model.items())
+            assert not differing, (differing[:5], states)
             assert keeper._workspace is not None
             assert not keeper._workspace._db.records(CONFLICTS)
 
