@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.backends.registry import is_watchable, parse_url
+from metasync.backends.registry import is_watchable
 from metasync.consensus.participant import OP_TIMEOUT_S
 from metasync.errors import NotFoundError
 from metasync.runtime.effects import Gather, Op, Reply, Task
@@ -35,12 +35,13 @@ class Watchable(NamedTuple):
 
 def watchable(connections: Connections) -> tuple[Watchable, ...]:
     """The linked voting backends that tell of changes by themselves, sorted by name. Asks nobody."""
-    found = []
+    found: list[Watchable] = []
     for entry, acceptor in connections.config.acceptors:
         way = connections.ways.get(entry.backend_id)
-        if way is not None and is_watchable(parse_url(way.link.url).scheme):
-            found.append(Watchable(way.name, way.link, f"{way.link.folder}/{acceptor.acceptor_id.hex()}"))
-    return tuple(sorted(found))
+        if way is not None:
+            one = Watchable(way.name, way.link, f"{way.link.folder}/{acceptor.acceptor_id.hex()}")
+            found += [one] if is_watchable(one.scheme) else []
+    return tuple(sorted(found, key=lambda one: one.name))
 
 
 def voters(s: Session) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from racing_kit import race
@@ -94,3 +95,15 @@ def test_a_backend_that_does_not_answer_says_nothing(blocks: Lab, names: tuple[s
 def test_where_some_vote_in_log_form_these_are_asked(blocks: Lab) -> None:
     w = blocks.init(blocks.urls("a", "dav1", "b"))
     assert voters(w) == ["a", "b"]
+
+
+def test_backends_are_watched_where_that_can_be_and_others_are_left_out(lab: Lab) -> None:
+    w = lab.init([*lab.urls("a", "b"), lab.url("m", kind="memory")])
+    found = peek.watchable(w._connections)
+    assert [one.name for one in found] == ["a", "b"]
+    for one in found:
+        folder = lab.store(one.name) / one.path
+        assert any(folder.rglob("*")), "its votes lie there"
+    way = next(way for way in w._connections.ways.values() if way.name == "a")
+    way.link = replace(way.link, url="gone+elsewhere://host/x")  # its provider is not installed any more
+    assert [one.name for one in peek.watchable(w._connections)] == ["b"]
