@@ -101,6 +101,24 @@ def test_what_one_pushed_the_other_looks_at_and_it_does_not_itself(two: tuple[De
     assert (one.hints, other.hints) == (before[0], before[1] + 1)
 
 
+def test_the_keeper_knows_whether_a_broker_tells_of_news(broker: Broker, two: tuple[Device, Device]) -> None:
+    def covered(device: Device) -> list[bool]:
+        return [asked[1] for asked in device.keeper.asked if isinstance(asked, tuple) and asked[0] == "broker"]
+
+    for device in two:
+        assert covered(device) == [True]
+    broker.is_up = False
+    for link in tuple(broker.links):
+        link.breaks = True
+        link.close()
+    tries = broker.tries
+    wait_for(lambda: broker.tries >= tries + 4, "tries to connect")
+    for device in two:
+        assert covered(device)[-1] is False
+    broker.is_up = True
+    wait_for(lambda: all(covered(device)[-1] for device in two), "the lines")
+
+
 def test_a_flood_is_a_bounded_number_of_looks(two: tuple[Device, Device], broker: Broker) -> None:
     link = broker.links[0]
     for n in range(10_000):
