@@ -556,12 +556,14 @@ def test_a_push_that_runs_notices_a_pause_and_a_resume(ready: Lab) -> None:
     folder = ready.root / "laptop"
     write(folder, {f"{n}.bin": os.urandom(1_000_000) for n in range(30)})
     with Workspace.open(folder, on_event=told.append) as w:
-        w.configure("limit.up", "2M")
+        w.configure("limit.up", "1M")
+        other = [sys.executable, "-m", "metasync", "-C", str(folder)]
+        pause = _started("-C", str(folder), "pause")  # a busy machine may take as long to start it as the push takes
         thread = threading.Thread(target=w.push, daemon=True)
         thread.start()
         _wait_for(lambda: any(type(e).__name__ == "Transferred" and e.bytes > 100_000 for e in told))
-        other = [sys.executable, "-m", "metasync", "-C", str(folder)]
-        subprocess.run([*other, "pause"], check=True, capture_output=True)
+        pause.communicate("go on\n", timeout=60)
+        assert pause.returncode == 0
         _wait_for(lambda: any(isinstance(e, Notice) and "paused until it is resumed" in e.text for e in told))
 
         def nothing_more() -> bool:
@@ -576,6 +578,22 @@ def test_a_push_that_runs_notices_a_pause_and_a_resume(ready: Lab) -> None:
         thread.join(60)
         assert not thread.is_alive()
         assert w.push().version is None
+
+
+def _started(*words: str) -> subprocess.Popen[str]:
+    """A process that has all it needs for a command, and runs it when it is given a line."""
+    code = """if True:
+        import sys, metasync.cli, metasync.workspace
+        print(flush=True)
+        sys.stdin.readline()
+        metasync.cli.main(sys.argv[1:])
+    """
+    made = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert made.stdout is not None
+    assert made.stdout.readline() == "\n"
+    return made
 
 
 def _wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
