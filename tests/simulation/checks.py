@@ -11,7 +11,7 @@ from metasync.session.folder import LINKS_KEY
 from simulation.db import SimDb
 from simulation.disk import folded
 from simulation.reach import Library
-from simulation.user import Thing, replaced_in, tree_of
+from simulation.user import Thing, lines_of, replaced_in, tree_of
 from simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def nobody_blamed(clients: Iterable[Client], stores: Mapping[str, Store]) -> Non
 
 def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness: Witness) -> None:
     """All that versions name can be read from the stores, and all that users wrote is somewhere."""
-    clients = [c for c in clients if not c.gone]
+    every = [*clients]
+    clients = [c for c in every if not c.gone]
     library = Library(witness.keys, stores, witness.stocks)
     state = witness.newest
     known = library.contents_of(state) if state.master != ZERO_HASH else set()
@@ -119,3 +120,20 @@ def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness
         lost = [data for data in client.user.own if data not in here and data not in known]
         if lost and not library.dropped:
             raise Violation(f"what {client.name}'s user wrote is nowhere: {sorted(lost)[0]!r}")
+    skipped = witness.world.counts["skipped"]  # with the lines that were brought there
+    if state.master != ZERO_HASH and not library.dropped and not skipped:
+        no_line_lost(every, library.newest_of(state))
+
+
+def no_line_lost(clients: Sequence[Client], newest: set[bytes]) -> None:
+    """Every line that a user wrote, and that none took away who saw it, is in the newest version or on a disk.
+
+    In history it is not enough: a merge of two texts that drops the lines of one keeps them there.
+    """
+    present = [c for c in clients if not c.gone]
+    trees = (t.data for c in present for t in tree_of(c.volume).values())
+    here = lines_of([*newest, *trees, *(data for c in present for data in replaced_in(c.volume))])
+    removed = set[bytes]().union(*(c.user.removed for c in clients))
+    for client in present:
+        if lost := client.user.lines - removed - here:
+            raise Violation(f"a line that {client.name}'s user wrote is in no file any more: {sorted(lost)[0]!r}")

@@ -10,6 +10,7 @@ from metasync.consensus.group import Group
 from metasync.consensus.records import log_replay, state
 from metasync.consensus.records.state import State
 from metasync.maintenance import collect, moved, sweep
+from metasync.merge.lines import merge3
 from metasync.moving import rebalance, reconfigure, surplus
 from metasync.objects.model import ID_BYTES
 from metasync.runtime.effects import Task
@@ -18,9 +19,10 @@ from metasync.store import collection, deltas, moves
 from metasync.store.index import IndexSegment, rows_of
 from metasync.store.moves import Places
 from metasync.store.pack_format import DELTA
+from metasync.sync import texts
 from metasync.sync.packing import Packing
 from metasync.transfer.upload import Notes
-from simulation.mutants import mutant, rewritten
+from simulation.mutants import mutant, needs, rewritten
 from simulation.scenarios import (
     base_dropped,
     base_returns,
@@ -47,6 +49,22 @@ def _index_unsettled() -> Iterator[None]:
         yield
 
     with mock.patch.object(Group, "settle", settle), mock.patch.object(write_index, "find_in_logs", find):
+        yield
+
+
+# Merges.
+
+
+@mutant(
+    "merge-one-side",
+    "where two changed a text, the lines of one are merged and those of the other are not",
+    needs("deltas"),
+)
+def _one_side() -> Iterator[None]:
+    def merged(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
+        return None if merge3(base, ours, theirs) is None else theirs
+
+    with mock.patch.object(texts, "merge3", merged):
         yield
 
 

@@ -86,6 +86,10 @@ class Library:
             out |= {data for data in map(self._made_of_a_delta, self._deltas) if data is not None}
         return out
 
+    def newest_of(self, state: State) -> set[bytes]:
+        """The contents of all files and links of this version. After `contents_of`."""
+        return self._tree(decode_snapshot(self._object(ObjectKind.SNAPSHOT, state.master)).root)
+
     def _form(self, state: State) -> PackFormat:
         config = self.config(state)
         return PackFormat(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -42,6 +43,7 @@ from simulation.runtime import SimRuntime
 from simulation.scenarios import changed_often, collected_deltas
 from simulation.shrink import decode_plan, encode_plan, shrunk
 from simulation.stocks import pack_id
+from simulation.user import User
 from simulation.witness import Witness
 from simulation.world import Actor, Boot, Crashed, Stuck, Violation, World
 
@@ -432,6 +434,21 @@ def test_content_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(checks, "nothing_lost", forgetful)
     assert "is nowhere" in play.run().failure
+
+
+def test_a_line_that_is_in_history_alone_is_named() -> None:
+    """By a merge: nobody who saw it took it away. What a user does away with is not missed."""
+    one, two = (
+        SimpleNamespace(name=n, gone=False, volume=Volume(lambda: 0), user=User(n, Volume(lambda: 0))) for n in "ab"
+    )
+    one.user.lines = {b"mine", b"deleted"}
+    two.user.removed = {b"deleted"}
+    clients = cast(Any, [one, two])
+    checks.no_line_lost(clients, {b"mine\nothers"})
+    with pytest.raises(Violation, match="a line that a's user wrote is in no file any more: b'mine'"):
+        checks.no_line_lost(clients, {b"others"})
+    one.gone = True
+    checks.no_line_lost(clients, {b"others"})
 
 
 def test_a_pack_that_is_gone_everywhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

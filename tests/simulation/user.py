@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import stat as stat_
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -64,6 +65,11 @@ def replaced_in(volume: Volume) -> set[bytes]:
     return out
 
 
+def lines_of(contents: Iterable[bytes]) -> set[bytes]:
+    """The lines of these contents. No two that users write are equal."""
+    return {line for data in contents for line in data.split(b"\n") if line}
+
+
 class User:
     """`own`: contents that this user wrote and did not itself overwrite or delete. `stood`: the
     path and content of all it ever wrote. `goes_back`: it brings back now and then what stood in a file before.
@@ -76,6 +82,8 @@ class User:
         self.stood: set[tuple[bytes, bytes]] = set()
         self.goes_back = False
         self.writes_much = False
+        self.lines: set[bytes] = set()  # that this user wrote
+        self.removed: set[bytes] = set()  # lines, whosesoever, that this user saw and took away
         self.moved: set[bytes] = set()  # contents that this user gave another name or other permissions
         self._serial = 0
 
@@ -84,6 +92,7 @@ class User:
         self.volume = volume
         here = {t.data for t in tree_of(volume).values() if t.kind == "file"}
         self.own &= here
+        self.lines &= lines_of(here)
 
     def edit(self, rng: random.Random) -> None:
         """One random change. It is durable at once: what a program loses that did not sync is not MetaSync's."""
@@ -99,7 +108,7 @@ class User:
                 self._write(disk, path, self._changed(rng, path, tree[path].data))
             elif what < 0.87 or len(files) > FILES_MAX:
                 path = rng.choice(files)
-                self.own.discard(tree[path].data)
+                self._take_away(tree[path].data)
                 above, name = self._above(disk, path)
                 disk.unlink(name, above)
             elif what < 0.95:
@@ -150,16 +159,24 @@ class User:
     def _write(self, disk: SimDisk, path: bytes, data: bytes) -> None:
         above, name = self._above(disk, path, make=True)
         found = disk.look(name, above)
+        old = b""
         if found is None:
             fd = disk.open(name, CREATE_FLAGS, above, 0o644)
         elif stat_.S_ISREG(found.st_mode):
             fd = disk.open(name, WRITE_FLAGS, above)
-            self.own.discard(disk.read(fd, found.st_size, 0))
+            old = disk.read(fd, found.st_size, 0)
+            self._take_away(old, data)
         else:
             return
         self.volume.write(disk.node(fd), data)
         self.own.add(data)
+        self.lines |= lines_of([data]) - lines_of([old])
         self.stood.add((path, data))
+
+    def _take_away(self, data: bytes, left: bytes = b"") -> None:
+        """A content goes by this user's hand, and its lines, but for those that are left."""
+        self.own.discard(data)
+        self.removed |= lines_of([data]) - lines_of([left])
 
     def _rename(self, disk: SimDisk, old: bytes, new: bytes) -> None:
         above, name = self._above(disk, old)
@@ -169,7 +186,7 @@ class User:
         if found is not None and stat_.S_ISREG(found.st_mode) and (above, name) != (there, target):
             node, moved = self.volume.find(disk.node(there), target), self.volume.find(disk.node(above), name)
             if node is not moved:
-                self.own.discard(node.data)
+                self._take_away(node.data)
         disk.rename(name, above, target, there)
 
     def write(self, path: bytes, number: int) -> None:
