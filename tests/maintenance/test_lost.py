@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from content_kit import noise
 from workspace_kit import Lab, tree_of, write
 
-from metasync.errors import MetaSyncError
+from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.maintenance import lost
 from metasync.objects import directory, walk_large
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.objects.walk import chunks, find
 from metasync.session import agreement
 from metasync.store.index import PackRecord
+from metasync.store.pack_format import WHOLE
 from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 
@@ -211,3 +213,84 @@ def test_it_says_the_same_whether_paths_are_many_or_few(lab: Lab, few: bool, mon
         (w.directory / f"d{i:02d}/x").write_bytes(b"edited")
     assert told(w.check(repair=True)) == [(b"d%02d/x" % i, 1, 1) for i in range(10)]
     assert [*w.check().nowhere] == [b"d%02d/x" % i for i in range(10)]
+
+
+# ---- each rule of what counts as lost by itself
+
+AWAY, GONE = UnreachableError("a: away", next_step=""), DamagedError("no intact copy")
+FILE = Entry(Kind.FILE, 0o644, 0, 10, b"content", b"root")
+
+
+class FakeIndex(set[bytes]):
+    """Names these objects, each whole."""
+
+    def find(self, object_id: bytes) -> list[tuple[None, Any]]:
+        return [(None, SimpleNamespace(encoding=WHOLE))] * (object_id in self)
+
+
+def contents_of(index: FakeIndex, chunks: dict[bytes, list[Any]], failing: dict[bytes, MetaSyncError]) -> Any:
+    """Gives the chunks of these files. Of one of `failing` it raises that, and has read by a newer index since."""
+
+    def walk(roots: tuple[bytes, ...]) -> dict[bytes, list[Any]]:
+        for root in roots:
+            if root in failing:
+                found.index = newer
+                raise failing[root]
+        return {root: chunks[root] for root in roots}
+
+    newer = FakeIndex(index - {b"left out"})
+    found = SimpleNamespace(index=index, walk=walk)
+    return found
+
+
+def test_what_a_backend_that_is_away_may_have_is_not_lost() -> None:
+    contents = SimpleNamespace(index=FakeIndex({b"a", b"b"}))
+    unread = lost.Unread(cast(Any, contents))
+    unread([b"a"], AWAY)
+    unread([b"a"], UnreachableError("another", next_step=""))
+    assert (unread.lost, unread.why) == (set(), AWAY)
+    unread([b"x"], GONE)
+    assert unread.lost == {b"x"}, "by the index that was asked for, whatever that names"
+    contents.index = FakeIndex({b"b"})
+    unread([b"a", b"b"], GONE)
+    assert unread.lost == {b"x", b"b"}, "what a newer one does not name went on purpose"
+
+
+@pytest.mark.parametrize(
+    ("error", "root", "unsure", "told"),
+    [
+        (GONE, b"root", False, True), (GONE, b"root", True, True), (GONE, b"left out", False, False),
+        (AWAY, b"root", False, False), (AWAY, b"root", True, True),
+    ],
+)  # fmt: skip
+def test_a_file_whose_chunks_cannot_be_read_is_lacking_if_none_can_have_them(
+    error: MetaSyncError, root: bytes, unsure: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two files: the other one is looked at by itself then."""
+    monkeypatch.setattr(lost.line, "all_named", lambda task, _: task)
+    monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
+    index = FakeIndex({b"root", b"left out", b"good", b"chunk"})
+    contents = contents_of(index, {b"good": [SimpleNamespace(id=b"chunk")]}, {root: error})
+    entries = [(b"bad", FILE._replace(root=root)), (b"good", FILE._replace(root=b"good"))]
+    found = lost.lacking(contents, cast(Any, SimpleNamespace(index=index)), entries, unsure=unsure)
+    assert [path for path, _ in found] == [b"bad"] * told
+
+
+def test_files_of_which_a_part_is_not_named_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole ones, those in chunks, and one of which a chunk alone is missing; however many are looked at together."""
+    monkeypatch.setattr(lost.line, "all_named", lambda task, _: task)
+    monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
+    monkeypatch.setattr(lost, "CHUNKED_TOGETHER_BYTES", 15)
+    index = FakeIndex({b"here", b"root", b"other", b"chunk"})
+    parts = {
+        b"root": [SimpleNamespace(id=b"chunk")],
+        b"other": [SimpleNamespace(id=b"chunk"), SimpleNamespace(id=b"-")],
+    }
+    entries = {
+        b"whole": FILE._replace(content=b"here", root=b""), b"gone": FILE._replace(root=b""),
+        b"empty": FILE._replace(root=b"", size=0), b"link": Entry(Kind.SYMLINK, 0, 0, 4, b"none"),
+        b"1": FILE, b"2": FILE._replace(root=b"other"), b"3": FILE, b"4": FILE._replace(root=b"nowhere"),
+    }  # fmt: skip
+    contents, agreed = contents_of(index, parts, {}), SimpleNamespace(index=index)
+    found = lost.lacking(contents, cast(Any, agreed), entries.items(), unsure=False)
+    assert {path for path, _ in found} == {b"gone", b"2", b"4"}

@@ -56,6 +56,7 @@ ROOMS: Final = {
     "deletions": Room(
         (
             "metasync.worktree.deletions",
+            "metasync.worktree.hints",
             "metasync.worktree.merge_walk",
             "metasync.worktree.scan",
             "metasync.worktree.case",
@@ -75,8 +76,9 @@ ROOMS: Final = {
             "metasync.moving.surplus",
             "metasync.moving.wipe",
             "metasync.session.witnesses",
+            "metasync.store.collection",
         ),
-        ("maintenance", "moving", "session"),
+        ("maintenance", "moving", "session", "store"),
     ),
     "keeping": Room(
         (

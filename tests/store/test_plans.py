@@ -245,3 +245,54 @@ def test_a_segment_stays_as_it_is_only_if_all_of_it_does():
     assert not collection.is_whole(segment, lambda _: True, marked({1, 2}))
     assert not collection.is_whole(segment, lambda pack: pack[1] != name(1), marked({1, 2, 3}))
     assert not collection.is_whole(make_segment((), [(0, name(0))]), lambda _: True, marked({1, 2, 3}))
+
+
+# ---- each rule of deltas by itself
+
+
+def in_both(needed: deltas.Ids, last: int = 9) -> list[int]:
+    return [n for n in range(1, last) if digest(n) in needed]
+
+
+def test_what_needed_deltas_are_made_of_is_needed():
+    """By the places that are read: those of the least depth; down to the whole blob."""
+    index = opened_with_deltas([whole(1), [(2, 1)], [(3, 2)], whole(4), [(5, 3)], [(5, 4)], [(6, 1)]])
+    for numbers, needed in (({3}, [1, 2, 3]), ({5}, [4, 5]), ({3, 5}, [1, 2, 3, 4, 5]), ({4}, [4])):
+        found = deltas.with_bases(index, marked(numbers), IdSet())
+        assert (in_both(found), len(found)) == (needed, len(needed))
+    assert deltas.with_bases(index, only := marked({1, 4}), IdSet()) is only
+
+
+def test_a_delta_counts_on_a_base_that_is_there_and_of_less_depth():
+    index = opened_with_deltas([whole(1), [(2, 1)]])
+    of = packfile.Delta
+    assert deltas.have_bases(index, [of(digest(1), 1), of(digest(2), 2)])
+    for row in (of(digest(2), 1), of(digest(3), 1)):
+        assert not deltas.have_bases(index, [of(digest(1), 1), row])
+    own = [index.segments[1]]
+    assert deltas.are_kept(index, own, marked({1, 2}))
+    assert not deltas.are_kept(index, own, marked({2})), "what it is made of goes"
+    assert not deltas.are_kept(opened_with_deltas([whole(3)]), own, marked({1, 2})), "... is not there"
+    again = opened_with_deltas([whole(7), [(1, 7)]])
+    assert not deltas.are_kept(again, own, marked({1, 2})), "... is of no less depth"
+    assert deltas.are_kept(again, opened([[1]]).segments, marked(set())), "no delta is made of anything"
+
+
+def test_a_blob_moves_as_a_delta_only_where_all_its_places_are_deltas_and_one_counts():
+    index = opened_with_deltas([whole(1), [(2, 1)]])
+    link = deltas.moved_as(index, digest(2), marked({1, 2}))
+    assert link is not None
+    assert link.delta == packfile.Delta(digest(1), 1)
+    assert deltas.moved_as(index, digest(2), marked({2})) is None
+    assert deltas.moved_as(opened_with_deltas([whole(1), [(2, 1)], whole(2)]), digest(2), marked({1, 2})) is None
+
+
+def test_what_only_a_later_version_can_read_is_relied_on_as_it_is():
+    (record,) = opened([[1]]).packs().values()
+    located = Located(ObjectKind.BLOB, digest(1), 0, 0, 10, 2)
+    index = Index([make_segment([(record, [located])])])
+    assert deltas.depth_of(index, digest(1)) is None
+    assert deltas.is_relied_on(index, record, located, marked(set()))
+    assert deltas.moved_as(index, digest(1), marked({1})) is None
+    assert deltas.with_bases(index, only := marked({1}), IdSet()) is only
+    assert deltas.are_kept(index, index.segments, marked(set()))
