@@ -177,7 +177,7 @@ class History:
             return ZERO_HASH
         if (gap := self.retained.over(v)) is not None:
             raise UsageError(f"version {v} is no longer kept", next_step=_kept_around(gap, self.newest.state.v))
-        from metasync.history.membership import Chain
+        from metasync.session.states import Chain
 
         try:
             return Chain(self.s, self.newest.state).at(self.newest.state, v).master

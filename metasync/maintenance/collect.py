@@ -129,7 +129,7 @@ class _Collection:
         s = self.s
         before = s.indexes.retained(base.state)
         contents = s.contents(base)
-        there = list(line.line(s, base, before, contents))
+        there, is_whole = line.agreed(s, base, before, contents)
         pushes = [(v, i, snapshot.time_ns) for v, i, snapshot in there]
         policy = self.policy if self.policy is not None else before.keep
         stay = {v for v, _, _ in pushes}
@@ -141,10 +141,9 @@ class _Collection:
             stamped = [Stamped(v, time_ns) for v, _, time_ns in pushes]
             stay = set(retention.kept(policy, stamped, before.named, s.wall_ns()))
         known = [(v, i) for v, i, _ in reversed(pushes)]
-        if there and line.before(there[-1][2], known[0][0], before) != ZERO_HASH:
+        if not is_whole:
             line.check_unknown(known[0][0], len(known), policy, before)
             known.insert(0, (1, NO_SNAPSHOT))  # whatever there was: it goes with the versions before the oldest known
-        self._check_names(known, before, base)
         after = before if stay >= {v for v, _ in known} else before.without(known, stay)
         if len(after.dropped) > INTERVALS_MAX:
             raise UsageError(
@@ -159,24 +158,6 @@ class _Collection:
         self.stored = None
         counts = len(stay), len(pushes) - len(stay)
         return _Found(base, before, after, *counts, needed, planned, tuple(known), frozenset(stay))
-
-    def _check_names(self, known: list[tuple[int, bytes]], before: Retained, base: Agreed) -> None:
-        """`DamagedError` if a version that has a name is not among those that lead to the newest, nor was skipped.
-
-        A snapshot says itself which one is before it, and what none leads to is not marked.
-        """
-        there = {v for v, _ in known}
-        for named in before.named:
-            if named.version not in there and base.devices.policy.skip_over(named.version) is None:
-                from metasync.session import unreadable
-
-                above = min((v for v in there if v > named.version), default=base.state.v)
-                author = unreadable.author(self.s, self.s.runtime.run(self.s.group.state_at(base.state, above)))
-                raise DamagedError(
-                    f"version {above}, which {author} wrote, leads past version {named.version}, "
-                    f"which is called {named.name}; nothing was deleted",
-                    next_step=f"`metasync untag {named.name}` gives it up, and all that is led past with it.",
-                )
 
     def _follow(self, found: _Found, newest: Agreed) -> _Found | None:
         """The same on a base that has only more pushes, at the cost of these; None: all is to be looked at again.
@@ -197,7 +178,7 @@ class _Collection:
             new.insert(0, (version_of(snapshot), current))
             current = next(iter(snapshot.parents), ZERO_HASH)
         known = [*found.known, *new]
-        if any(a >= b for (a, _), (b, _) in pairwise(known)):
+        if any(a >= b for (a, _), (b, _) in pairwise(known)) or not line.is_agreed(s, base, newest, new):
             return None
         fresh = line.Fresh(found.marked)
         walked = mark([i for _, i in new], fresh, newest.index.__contains__, found.before.replacing)

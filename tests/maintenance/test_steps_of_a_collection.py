@@ -38,6 +38,9 @@ class Index:
     def packs(self) -> dict[Any, Any]:
         return self._packs
 
+    def ids(self, kind: Any) -> tuple[bytes, ...]:
+        return ()
+
     def __contains__(self, object_id: object) -> bool:
         return object_id in self.objects
 
