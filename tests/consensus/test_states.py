@@ -32,6 +32,7 @@ h32, h16 = st.binary(min_size=32, max_size=32), st.binary(min_size=16, max_size=
 n32, n64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
 versions = st.integers(0, VERSION_MAX)
 refs = st.builds(Ref, n64, h32)
+indexes = st.builds(Ref, st.integers(0, (1 << 63) - 1), h32)  # the highest bit says whether it rides
 states = st.builds(
     State,
     h32,
@@ -41,7 +42,7 @@ states = st.builds(
     h32,
     h32,
     h32,
-    refs,
+    indexes,
     refs,
     h32,
     h32,
