@@ -78,6 +78,10 @@ class Agreed:
         """The id of a device that ended a version, while it is not revoked."""
         return None
 
+    def is_ended(self) -> bool:
+        """Whether the version after the newest was ended, or that one itself can have no fence."""
+        return False
+
     def unclosed(self, v: int) -> bool:
         """Whether a device may have seen to it that this change can have no fence. Somebody was told so."""
         return False
@@ -201,6 +205,10 @@ class AgreedIn(Agreed):
     def ender(self) -> bytes | None:
         found = self._play.insider
         return self.insider() if found is not None and (found.ended or self._play.unclosed) else None
+
+    def is_ended(self) -> bool:
+        found, v = self._play.insider, self._witness.newest.v
+        return found is not None and (v + 1 in found.ended or v == self._play.unclosed > 0)
 
     def unclosed(self, v: int) -> bool:
         found = self._play.insider

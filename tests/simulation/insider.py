@@ -434,8 +434,11 @@ class Insider:
         least = config.n - config.quorum + 1
         if len(names) >= least and base is self._witness.newest:
             hit = self._rng.sample(names, self._rng.randint(least, len(names)))
-            self._rng.choice(ways)(self, forger, base, hit)
-            self.ended.add(base.v + 1)
+            way = self._rng.choice(ways)
+            way(self, forger, base, hit)
+            is_admitted = self._witness.devices_of(base).get(self.device_id) is not None
+            if is_admitted or (way is Insider._garbage and "block" not in forger.ws.forms.values()):
+                self.ended.add(base.v + 1)  # what a device says that is not admitted yet is void
 
     def _head(self, forger: Forger, base: State, some: Sequence[str]) -> None:
         far = self._rng.choice((base.v, base.v + 1, base.v + AHEAD_MAX + 2, 1 << 62))

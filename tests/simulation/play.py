@@ -340,9 +340,8 @@ class Play:
         assert self.witness is not None
         config, newest = self.witness.config, self.witness.newest
         lost = sum(self.stores_by[e.identity].gone for e, _ in config.acceptors)
-        ended = self.insider is not None and newest.v + 1 in self.insider.ended
-        ended = ended or newest.v == self.unclosed > 0
-        return config.n - lost < config.quorum or ended or newest.era > self.recovered_era
+        too_few = config.n - lost < config.quorum
+        return too_few or AgreedIn(self).is_ended() or newest.era > self.recovered_era
 
     def _hide(self, store: Store, seconds: float) -> None:
         if not self.healed:

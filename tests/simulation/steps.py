@@ -179,6 +179,9 @@ def _recover(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
     elif (device_id := agreed.ender()) is not None:
         op.version = w.recover([], PASSPHRASE, revoke=[device_id.hex()], confirm=NAME, kdf=CHEAP).version
         op.notes += ["recovered", "recovered without a device"]
+    elif agreed.is_ended():
+        op.version = w.recover([], PASSPHRASE, confirm=NAME).version
+        op.notes.append("recovered")
     agreed.recovered()
 
 
