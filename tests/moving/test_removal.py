@@ -63,6 +63,7 @@ def test_one_that_dies_after_its_removal_ends_with_the_same_command(lab: Lab) ->
     """What only that one had (for other copies got lost) keeps the trim waiting until somebody says that it is dead."""
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)
+    fill_until(lab, w, "a")
     other = lab.clone(lab.urls("a", "b", "c"))
     w.backend_remove("a", passphrase=PASSPHRASE)
     w = lab.reopen(w)
