@@ -140,6 +140,7 @@ def test_killed_at_every_step(tmp_path: Path, stride: int) -> None:
 
 
 @few_and_many("stride", 4, 1)
+@pytest.mark.long
 def test_one_call_fails_at_every_step(tmp_path: Path, stride: int) -> None:
     assert every_step(tmp_path, OLD, NEW, error=EIO, stride=stride) > 150
 
@@ -163,6 +164,7 @@ QUOTA_REFUSES = (b"new edited", b"new")
 
 
 @few_and_many("stride", 5, 1)
+@pytest.mark.long
 def test_killed_at_every_step_where_a_quota_ends(tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no room stays away, or as it was, whenever the process dies; then there is room, and all comes."""
     monkeypatch.setattr(checkout_module, "RESERVE_BYTES", 1)
@@ -235,6 +237,7 @@ def test_killed_on_poorer_disks(
 
 @needs_proc
 @few_and_many("stride", 3, 1)
+@pytest.mark.long
 def test_killed_with_a_mount_inside(tmp_path: Path, stride: int) -> None:
     assert every_step(tmp_path, MOUNT_OLD, MOUNT_NEW, MountedFused, stride) > 50
 

@@ -40,6 +40,7 @@ def backends(lab: Lab, *names: str) -> list[str]:
     return lab.words(*(names or ("a", "b", "c")))
 
 
+@pytest.mark.long
 def test_a_whole_session_in_processes_of_their_own(lab: Lab) -> None:
     laptop, desktop = lab.root / "laptop", lab.root / "desktop"
     write(laptop, {"notes.txt": b"one\n"})

@@ -67,6 +67,7 @@ class LinkingDropbox(DropboxStandin):
         return super().respond(request)
 
 
+@pytest.mark.long
 def test_a_cloud_and_two_folders_from_nothing_to_a_second_device(tmp_path: Path, lab: Lab) -> None:
     """Without a browser, too: the code that Dropbox shows is pasted. The second device has a login of its own."""
     write(tmp_path / "docs", {"notes": b"one", "deep/er": b"two"})
@@ -144,6 +145,7 @@ def _use(patch: pytest.MonkeyPatch, device: dict[str, str]) -> None:
     forget_open()
 
 
+@pytest.mark.long
 def test_three_folders_and_a_second_device(tmp_path: Path, lab: Lab) -> None:
     write(tmp_path / "docs", {"notes": b"one", "large": os.urandom(3 << 20)})
     with on_terminal("init", "docs", cwd=tmp_path, columns=1000, rows=60) as t:

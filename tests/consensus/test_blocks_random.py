@@ -44,6 +44,7 @@ def test_log_form_over_a_racing_store_breaks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("mix", first(2, MIXES))
+@pytest.mark.long
 def test_random_schedules_agree(mix: str) -> None:
     totals: dict[str, int] = {}
     for seed in range(RUNS):
@@ -111,6 +112,7 @@ def test_mutant_no_read_in_the_owners_round(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught()
 
 
+@pytest.mark.long
 def test_mutant_the_read_comes_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(self: BlockAcceptor, *message: Any) -> Task:
         failed = yield from READ_ALL(self)

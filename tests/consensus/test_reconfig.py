@@ -508,6 +508,7 @@ BATCHES = 8
 
 
 @pytest.mark.parametrize("batch", first(1, range(BATCHES)))
+@pytest.mark.long
 def test_random_schedules_agree(batch: int) -> None:
     made = 0
     for seed in range(batch, RUNS, BATCHES):

@@ -393,6 +393,7 @@ def test_saved_at_the_last_moment(two: tuple[Workspace, Workspace], monkeypatch:
 
 @few_and_many("stride", 5, 1)
 @pytest.mark.parametrize("keep", ["ours", "theirs"])
+@pytest.mark.long
 def test_killed_at_every_call(
     two: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch, keep: str, stride: int
 ) -> None:

@@ -500,6 +500,7 @@ def test_an_empty_workspace_has_no_past(lab: Lab) -> None:
     assert (w.directory / "x").exists()
 
 
+@pytest.mark.long
 def test_many_files_cost_no_look_at_each(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """15,000 files: a listing and a difference of versions read directories alone, and few at that."""
     w = lab.init(lab.urls("a", kind="memory"))

@@ -399,6 +399,7 @@ def every_call(
 
 
 @few_and_many("stride", 9, 1)
+@pytest.mark.long
 def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     one = wanted(past, lab, "1")
     write(

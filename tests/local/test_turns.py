@@ -185,6 +185,7 @@ def two_devices(lab: Lab) -> tuple[Workspace, Workspace]:
     return w, lab.clone(lab.urls("a", "b", "c"))
 
 
+@pytest.mark.long
 def test_a_pull_is_not_held_up_by_a_long_push(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, other = two_devices(lab)
     write(w.directory, {f"f{i:02}": os.urandom(3_000_000) for i in range(25)})
@@ -345,6 +346,7 @@ def pulling(lab: Lab, *, push: bool = False) -> tuple[Workspace, Workspace, list
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("what", "free"), [("pull", 0), ("pull", 1), ("push", 0)])
+@pytest.mark.long
 def test_what_fetches_much_gives_way_while_its_packs_stand_still(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str, free: int
 ) -> None:

@@ -70,6 +70,7 @@ def a_day_later(w: Any) -> None:
 
 
 @KINDS
+@pytest.mark.long
 def test_what_lies_where_either_mapping_wants_it_is_nothing_to_ask_about(lab: Lab, kind: str) -> None:
     w = on_the_move(lab, kind)
     packs = displaced(w)
@@ -89,6 +90,7 @@ def test_what_lies_where_either_mapping_wants_it_is_nothing_to_ask_about(lab: La
 
 
 @KINDS
+@pytest.mark.long
 def test_a_pack_that_lost_a_copy_before_it_moved_is_found_meanwhile(lab: Lab, kind: str) -> None:
     w = on_the_move(lab, kind)
     packs = displaced(w)
@@ -122,6 +124,7 @@ def test_a_backend_that_is_away_may_have_what_moves(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("how", ["listed", "read"])
+@pytest.mark.long
 def test_a_copy_that_a_change_of_the_backends_gave_up_is_none(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_copy_that_a_change_of_the_backends_gave_up_is_none(
 
 
 @KINDS
+@pytest.mark.long
 def test_the_backends_of_a_partition_cost_a_comparison_each(lab: Lab, kind: str) -> None:
     """Two copies of each pack: two comparisons a partition, as many as round a ring, at rest and while data move."""
     w = on_the_move(lab, kind)

@@ -98,6 +98,7 @@ def goes_on(a: Path, b: Path, c: Path, urls: list[str]) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("point", sorted(set(POINTS) - {"after_the_report"}))
+@pytest.mark.long
 def test_a_revocation_that_dies_as_it_is_agreed(tmp_path: Path, point: str) -> None:
     a, b, c, urls = made(tmp_path)
     assert not Child(die_at, point, run_revoke, str(a), "c", PASSPHRASE, NEW).outcome()[0]
@@ -105,6 +106,7 @@ def test_a_revocation_that_dies_as_it_is_agreed(tmp_path: Path, point: str) -> N
 
 
 @few_and_many("steps", 3, STEPS)
+@pytest.mark.long
 def test_a_revocation_that_dies_at_any_call(tmp_path: Path, steps: int) -> None:
     rng = random.Random(7)
     a, *_ = made(tmp_path / "count")
@@ -132,6 +134,7 @@ def test_a_change_of_passphrase_that_dies_at_any_call(tmp_path: Path, steps: int
 
 
 @few_and_many("steps", 3, STEPS)
+@pytest.mark.long
 def test_an_invitation_whose_use_dies_at_any_call(tmp_path: Path, steps: int) -> None:
     a, *_ = made(tmp_path / "count")
     total, _ = Child(die_at_call, 0, run_accept, str(a.parent / "t"), run_invite(str(a), "t")).wait()

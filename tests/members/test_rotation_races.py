@@ -87,6 +87,7 @@ def keep(lab: Lab, backend: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("how", ["no ring", "another ring", "the past", "no log"])
+@pytest.mark.long
 def test_one_that_lies_hides_no_revocation(lab: Lab, how: str) -> None:
     w, d, p = four(lab)
     put_back = keep(lab, "a")
@@ -117,6 +118,7 @@ def test_one_that_lies_hides_no_revocation(lab: Lab, how: str) -> None:
 
 
 @pytest.mark.parametrize("byzantine", [True, False])
+@pytest.mark.long
 def test_a_revocation_is_not_complete_on_a_quorum_less_one(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, byzantine: bool
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_device_closes_no_version_that_it_had_no_part_in(lab: Lab) -> None:
 # --- stores without an atomic create
 
 
+@pytest.mark.long
 def test_a_revocation_on_blocks(racing: Lab) -> None:
     first, second, third = crowd(racing, 3)
     base = base_of(first)
@@ -202,6 +205,7 @@ def test_who_follows_closes_blocks_too(racing: Lab, monkeypatch: pytest.MonkeyPa
         assert sum(a.form == "block" for a in instance.acceptors.values()) == 2
 
 
+@pytest.mark.long
 def test_pushes_on_blocks_while_the_keys_change(racing: Lab) -> None:
     crew = crowd(racing, 3)
     for i, w in enumerate(crew):
@@ -216,6 +220,7 @@ def test_pushes_on_blocks_while_the_keys_change(racing: Lab) -> None:
 # --- pushes of others
 
 
+@pytest.mark.long
 def test_three_push_while_a_fourth_revokes_and_rotates(lab: Lab) -> None:
     urls = lab.urls("a", "b", "c")
     w = lab.init(urls)
@@ -265,6 +270,7 @@ def works(lab: Lab, w: Workspace, d: Workspace, *names: str, passphrase: str = N
     agree_on_files(late, w, d)
 
 
+@pytest.mark.long
 def test_a_backend_is_added_while_the_keys_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d = pair(lab)
     with meanwhile(monkeypatch, "laptop", lambda: d.backend_add(lab.url("e"))):
@@ -299,6 +305,7 @@ def test_the_keys_change_while_a_backend_is_removed(lab: Lab, monkeypatch: pytes
     works(lab, w, d, "a", "b")
 
 
+@pytest.mark.long
 def test_both_at_once_in_threads(lab: Lab) -> None:
     w, d = pair(lab)
     ends = at_once(lambda: rotate(w, new_passphrase=NEW), lambda: d.backend_add(lab.url("e")))

@@ -200,6 +200,7 @@ def mebibyte(random: Random, shape: str) -> bytes:
 
 
 @pytest.mark.parametrize("shape", ["newlines", "few lines, often", "period", "shuffled pairs", "unique lines"])
+@pytest.mark.long
 def test_no_input_takes_long(shape: str) -> None:
     random = Random(shape)
     texts = [mebibyte(random, shape) for _ in range(3)]

@@ -470,6 +470,7 @@ STRIDE = int(os.environ.get("METASYNC_RECONFIG_STRIDE", "29"))  # of `make test-
 
 
 @few_and_many("stride", 61, STRIDE)
+@pytest.mark.long
 def test_add_killed_at_any_call(tmp_path: Path, stride: int) -> None:
     """`backend add` dies at its k-th call; all devices go on, and agree on who takes part."""
     total = k = struck = agreed = 0
@@ -507,6 +508,7 @@ def test_add_killed_at_any_call(tmp_path: Path, stride: int) -> None:
 
 
 @few_and_many("stride", 61, STRIDE)
+@pytest.mark.long
 def test_a_vote_given_and_taken_killed_at_any_call(tmp_path: Path, stride: int) -> None:
     urls, a, b = [f"file://{tmp_path}/b{n}" for n in range(5)], str(tmp_path / "a"), str(tmp_path / "b")
     run_init(a, urls)

@@ -68,6 +68,7 @@ def readable_without_any(lab: Lab, w: Workspace) -> None:
             lab.faults[name].down = False
 
 
+@pytest.mark.long
 def test_add_remove_resize_and_other_numbers_of_copies_one_after_another(lab: Lab) -> None:
     """Ten changes, each with a push after it; between any two all is in place, and everything readable."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -293,6 +294,7 @@ def test_two_devices_move_at_once(lab: Lab) -> None:
     all_is_in_place(lab, desktop)
 
 
+@pytest.mark.long
 def test_a_pusher_with_the_old_backends_beside_a_mover(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packs of a push are stored; before it is agreed another device adds a backend, moves all and frees."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -320,6 +322,7 @@ def test_a_pusher_with_the_old_backends_beside_a_mover(lab: Lab, monkeypatch: py
     assert tree_of(w.directory) == tree_of(desktop.directory)
 
 
+@pytest.mark.long
 def test_a_reader_with_the_old_backends_beside_a_mover(lab: Lab) -> None:
     """While a device reads by an old version all data move, and what it knew of is deleted: it looks again."""
     w = lab.init(lab.urls("a", "b", "c"))

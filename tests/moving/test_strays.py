@@ -36,6 +36,7 @@ def is_whole(lab: Lab, w: Workspace) -> None:
 
 
 @pytest.mark.parametrize("wiped", [False, True])
+@pytest.mark.long
 def test_removal_brings_what_stood_in_for_others_first(lab: Lab, wiped: bool) -> None:
     """Both copies of what belonged on a and b lie on backends that go, one after the other."""
     w = away_for_a_while(lab, lab.init(lab.urls(*"abcde"), replicas=2), "a", "b")
@@ -46,6 +47,7 @@ def test_removal_brings_what_stood_in_for_others_first(lab: Lab, wiped: bool) ->
     is_whole(lab, w)
 
 
+@pytest.mark.long
 def test_what_stands_in_alone_keeps_its_backend_until_the_others_are_back(lab: Lab) -> None:
     """Of three backends with one copy of each pack, what belongs on a lies on c alone, and a is away still."""
     w = away_for_a_while(lab, lab.init(lab.urls(*"abc"), replicas=1), "a")
@@ -58,6 +60,7 @@ def test_what_stands_in_alone_keeps_its_backend_until_the_others_are_back(lab: L
     is_whole(lab, w)
 
 
+@pytest.mark.long
 def test_a_replaced_backend_is_asked_what_stands_in_there(lab: Lab) -> None:
     w = away_for_a_while(lab, lab.init(lab.urls(*"abc"), replicas=1), "a")
     with w._session("test") as s:

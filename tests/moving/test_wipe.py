@@ -46,6 +46,7 @@ def is_whole(lab: Lab, w: Workspace) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.long
 def test_it_is_emptied_after_its_data_have_moved_and_what_is_of_others_stays(lab: Lab, copies: int) -> None:
     w = some(lab, "a", "b", "c", "d", copies=copies)
     others = strangers(lab, "d")

@@ -80,6 +80,7 @@ def is_whole(lab: Lab, *devices: Workspace) -> None:
 # ---- what must not go
 
 
+@pytest.mark.long
 def test_who_slept_in_the_midst_deletes_nothing_of_what_was_added_since(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_who_slept_in_the_midst_deletes_nothing_of_what_was_added_since(
     is_whole(lab, one, other)
 
 
+@pytest.mark.long
 def test_what_was_added_inside_the_old_folder_stops_it(lab: Lab) -> None:
     """Somebody adds a store in the very folder that is to be emptied: whoever comes to it deletes nothing there."""
     one, other = two(lab)
@@ -144,6 +146,7 @@ def test_a_backend_that_is_in_use_is_not_emptied_and_its_removal_says_anew_wheth
     assert {p.name for p in lab.objects("d", "packs")} >= {p.name for p in packs}
 
 
+@pytest.mark.long
 def test_nothing_goes_while_data_are_still_read_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = two(lab, copies=2)
     monkeypatch.setattr(removal, "_moved", lambda *_: (_ for _ in ()).throw(Killed))
@@ -178,6 +181,7 @@ def test_another_device_goes_on_by_rebalance(lab: Lab) -> None:
     is_whole(lab, one, other)
 
 
+@pytest.mark.long
 def test_another_device_goes_on_beside_its_pushes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = two(lab)
     begun(lab, one)
@@ -197,6 +201,7 @@ def test_another_device_goes_on_beside_its_pushes(lab: Lab, monkeypatch: pytest.
     is_whole(lab, one, other)
 
 
+@pytest.mark.long
 def test_a_store_that_fails_half_way_and_comes_back(lab: Lab) -> None:
     one, other = two(lab)
     begun(lab, one)
@@ -214,6 +219,7 @@ def test_a_store_that_fails_half_way_and_comes_back(lab: Lab) -> None:
     is_whole(lab, one, other)
 
 
+@pytest.mark.long
 def test_two_devices_at_once(lab: Lab) -> None:
     one, other = two(lab)
     begun(lab, one)
@@ -250,6 +256,7 @@ def killed_once(real: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
 @pytest.mark.few
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", ["moved", "delete", "sweep", "agree"])
+@pytest.mark.long
 def test_killed_at_each_step_another_device_ends_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, where: str, after: bool
 ) -> None:
@@ -280,6 +287,7 @@ def run_remove_and_wipe(directory: str) -> bool:
 
 
 @few_and_many("stride", 151, 7)
+@pytest.mark.long
 def test_killed_anywhere_again_and_again(tmp_path: Path, stride: int) -> None:
     """Two devices take turns; each is killed at a later call, until one of them comes through."""
     urls = [f"file://{tmp_path}/{n}?name={n}" for n in NAMES]
@@ -339,6 +347,7 @@ def test_a_device_without_a_way_leaves_it_to_others(lab: Lab) -> None:
     assert waiting(other) == 0
 
 
+@pytest.mark.long
 def test_one_that_was_removed_before_is_emptied_where_it_is_still_read(lab: Lab) -> None:
     one, other = two(lab)
     one.backend_remove("d", passphrase=PASSPHRASE)

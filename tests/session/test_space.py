@@ -330,6 +330,7 @@ def asked(lab: Lab) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("silent", ["", "a"])
+@pytest.mark.long
 def test_a_backend_that_fills_up_during_a_push(lab: Lab, silent: str) -> None:
     w = began(lab, {"a": 10 * MIB, "b": GIB, "c": GIB}, silent=silent)
     write(w.directory, {f"f{i}": os.urandom(4_000_000) for i in range(10)})
@@ -481,6 +482,7 @@ def test_what_is_not_wanted_any_more_is_not_named(lab: Lab) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["cut", "other config", "other epoch", "nonsense"])
+@pytest.mark.long
 def test_what_was_kept_and_does_not_serve_is_stored_anew(lab: Lab, how: str) -> None:
     w, _ = stopped(lab)
     spoil: dict[str, Callable[[bytes], bytes]] = {
@@ -503,6 +505,7 @@ def notes(w: Workspace, *, some: bool = True) -> list[StoredNote]:
     return found
 
 
+@pytest.mark.long
 def test_packs_that_were_agreed_meanwhile_are_not_named_again(lab: Lab) -> None:
     """A process that died right after its push was agreed leaves behind what it had kept."""
     w, _ = stopped(lab)

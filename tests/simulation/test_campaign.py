@@ -16,6 +16,7 @@ from simulation.real_campaign import RealCampaign
 SEED = 1  # five backends, three copies: in two rounds one is emptied, and packs of others are damaged
 
 
+@pytest.mark.long
 def test_what_is_harmed_is_named_and_made_whole() -> None:
     done = Campaign(make_campaign(SEED), 2).run()
     assert done.failure == ""

@@ -53,6 +53,7 @@ KEPT = Path(__file__).parent / "kept.jsonl"
 # whole simulations
 
 
+@pytest.mark.long
 def test_the_same_seed_is_the_same_run_in_any_process() -> None:
     here = Play(make_plan(3)).run()
     assert here.failure == ""
@@ -189,6 +190,7 @@ def test_deltas_while_others_collect(seed: int, monkeypatch: pytest.MonkeyPatch)
         ("floor-everywhere", lambda: floors_without(covering="elsewhere")),
     ],
 )
+@pytest.mark.long
 def test_what_a_broken_rule_is_broken_with_is_no_matter_alone(name: str, others: Callable[[], Any]) -> None:
     """Some mutants break several rules, because each suffices alone: without the one they are named for all is well."""
     plan = MUTANTS[name].fits(make_plan(7))

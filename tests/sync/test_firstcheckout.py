@@ -221,6 +221,7 @@ def stopped_between_parts(lab: Lab, monkeypatch: pytest.MonkeyPatch, at: int = 2
     return folder
 
 
+@pytest.mark.long
 def test_what_the_user_does_in_between_is_kept(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in the way of what comes, of any kind; files beside it; changes of what is here already."""
     w = published(lab)
@@ -252,6 +253,7 @@ def test_what_the_user_does_in_between_is_kept(lab: Lab, parted: None, monkeypat
     assert tree_of(w.directory) == tree_of(folder)
 
 
+@pytest.mark.long
 def test_what_the_user_makes_while_a_part_is_placed(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     w = published(lab)
     folder = lab.root / "desktop"
@@ -281,6 +283,7 @@ def test_what_the_user_makes_while_a_part_is_placed(lab: Lab, parted: None, monk
     assert len(report.workspace._db.records(CONFLICTS)) == count
 
 
+@pytest.mark.long
 def test_files_that_are_here_before_are_merged(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is not empty goes by one checkout."""
     w = published(lab)
@@ -303,6 +306,7 @@ def test_files_that_are_here_before_are_merged(lab: Lab, parted: None, monkeypat
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("by", ["clone", "push", "pull"])
+@pytest.mark.long
 def test_a_newer_version_comes_after_the_one_that_was_begun(
     lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -327,6 +331,7 @@ def test_a_newer_version_comes_after_the_one_that_was_begun(
     settled(d)
 
 
+@pytest.mark.long
 def test_a_part_is_here_by_a_recovered_checkout_and_the_rows_are_not_said_to_be_the_tree(
     lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +385,7 @@ def test_no_room_is_told_before_anything_comes(lab: Lab, monkeypatch: pytest.Mon
         (first_checkout, WorkspaceError("nothing can be written")),
     ],
 )
+@pytest.mark.long
 def test_what_fails_on_the_way_leaves_what_is_here(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, where: Any, error: MetaSyncError
 ) -> None:
@@ -421,6 +427,7 @@ def test_a_copy_that_changes_while_it_serves_as_a_source(lab: Lab, monkeypatch: 
     assert report.conflicts == ()
 
 
+@pytest.mark.long
 def test_what_was_begun_before_a_restart_of_the_workspace_is_this_devices_own(
     lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +478,7 @@ def test_a_part_below_its_full_size_ends_where_the_top_of_the_folder_has_its_nex
     assert all(b"/" not in two[0] for _, two in short)
 
 
+@pytest.mark.long
 def test_a_clone_that_goes_on_counts_what_is_here_and_knows_that_all_is_as_agreed(
     lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

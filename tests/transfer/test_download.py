@@ -100,6 +100,7 @@ def test_one_that_hangs_costs_no_timeout_and_is_asked_last_from_then_on(dies_at_
     assert again.lines["three"].requests == 0
 
 
+@pytest.mark.long
 def test_one_that_is_ten_times_slower_holds_nothing_up() -> None:
     """Where the packs lie is chance, and worth a tenth: three sets of photos, and the one in the middle."""
     took = []

@@ -254,6 +254,7 @@ def test_damage_is_damage_though_copies_are_on_their_way(lab: Lab, monkeypatch: 
 
 
 @pytest.mark.parametrize("how", ["push", "sync", "push --durability", "finish_copies"])
+@pytest.mark.long
 def test_whoever_has_the_folder_next_makes_the_rest(lab: Lab, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The bytes are gone with the process; they are fetched from the backend that holds them."""
     w, n = left_open(lab, monkeypatch)
@@ -346,6 +347,7 @@ def test_it_is_noted_before_it_is_agreed(lab: Lab, monkeypatch: pytest.MonkeyPat
     assert w.check().problems == ()
 
 
+@pytest.mark.long
 def test_an_interrupted_push_with_durability_goes_on_too(lab: Lab) -> None:
     """What has one copy is not sent again by a push that waits for one; one that waits for two stores it anew."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -376,6 +378,7 @@ def w_state(w: Workspace):  # type: ignore[no-untyped-def]
         return s.base().state
 
 
+@pytest.mark.long
 def test_what_lacks_copies_is_stored_anew_by_a_push_that_waits_for_all(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(16)})

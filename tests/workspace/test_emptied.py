@@ -114,6 +114,7 @@ def said(act: Callable[[], Any]) -> tuple[int, str]:
 @pytest.mark.few(3)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("which", "reopened"), [("bc", False), ("abc", True)])
+@pytest.mark.long
 def test_too_few_stores_are_left(lab: Lab, how: str, which: str, reopened: bool) -> None:
     """Nothing can be known to be newest: 5."""
     w, c = devices(lab, how)

@@ -64,6 +64,7 @@ def test_a_device_that_slept_over_floors_goes_on(lab: Lab) -> None:
     assert {b.state for b in c.status().backends} == {"ok"}
 
 
+@pytest.mark.long
 def test_a_device_that_slept_over_floors_and_new_keys(lab: Lab) -> None:
     """The floor is sealed with keys that it does not hold; its own keyring is found without the versions between."""
     w = lab.init(lab.urls(*NAMES))
@@ -94,6 +95,7 @@ def test_a_device_that_was_revoked_while_it_slept(lab: Lab) -> None:
     assert tree_of(c.directory) == before
 
 
+@pytest.mark.long
 def test_a_clone_after_floors(lab: Lab) -> None:
     w = lab.init(lab.urls(*NAMES))
     many(w, 70)

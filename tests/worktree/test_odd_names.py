@@ -70,6 +70,7 @@ def remove_deep(root: Path, names: list[bytes]) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("names", [[b"d"] * 1023, [b"d" * 250] * 300], ids=["1,023 names", "75,000 bytes"])
+@pytest.mark.long
 def test_a_path_far_longer_than_any_system_call_takes(lab: Lab, names: list[bytes]) -> None:
     urls = lab.urls("a", "b", "c", kind="memory")
     one = lab.init(urls)
