@@ -465,6 +465,7 @@ class Group:
             raise FormatError(f"version {base.v}: {fault}")
         instance = Instance(m, config, devices, check_min_fmt(base))
         if not ahead:
+            m.find_ways(config)
             self._instance = instance
         return instance
 

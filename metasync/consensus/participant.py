@@ -117,6 +117,7 @@ class Participant:
     def __post_init__(self, memory: bytes) -> None:
         self.is_busy = False  # a task looks at logs
         self.others: tuple[str, ...] = ()  # ways to backends that do not vote: keyrings lie there too
+        self.ways: Mapping[bytes, str] = {}  # by the backend's id, whether it votes today or not
         self.rtt_s = RTT_FIRST_S
         self.now = 0.0  # the latest time that anybody told, in seconds on the clock of `Now`
 
@@ -156,6 +157,13 @@ class Participant:
             return (yield from task)
         finally:
             self.is_busy = False
+
+    def find_ways(self, config: Config) -> None:
+        """Knows the ways to the acceptors of a decided config, where they are on backends that it had ways to before:
+        one may have got a vote since."""
+        for entry, acceptor in config.acceptors:
+            if (name := self.ways.get(entry.backend_id)) is not None:
+                self.links.setdefault(acceptor.acceptor_id, name)
 
     def use_round(self, v: int, n: int) -> None:
         """Notes the round of a version that is about to be used, and forgets versions of long ago."""

@@ -197,7 +197,11 @@ class Connections:
         """Tells the agreement of the config and the open ways."""
         if self._group is not None:
             self._group.follow(self.config, self.config_hash, self._acceptors())
-            self._group.participant.others = self._others()
+            self._tell_ways(self._group)
+
+    def _tell_ways(self, group: Group) -> None:
+        group.participant.others = self._others()
+        group.participant.ways = {i: way.name for i, way in self.ways.items() if way.view is not None}
 
     def _acceptors(self) -> dict[bytes, str]:
         """The names of open ways to acceptors of this config and the one before, by acceptor id."""
@@ -331,7 +335,7 @@ class Connections:
             memory=self.db.get(MEMORY_KEY) or b"",
             guard=self.guard,
         )
-        self._group.participant.others = self._others()
+        self._tell_ways(self._group)
         self._recall_floorless(self._group, self._runtime.clock())
         noted = self.db.get(RETIRED_KEY)  # an earlier process saw that an acceptor was retired, for this era
         if noted is not None:

@@ -622,3 +622,19 @@ def test_a_replaced_backend_is_named_and_not_the_new_one(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     (kept,) = w.backend_add(lab.url("d"), replaces="c").kept
     assert kept == "What c holds was left there; keep it until nothing is left to move."
+
+
+def test_a_device_slept_while_a_backend_that_it_has_a_way_to_got_a_vote(lab: Lab) -> None:
+    """... which the quorum of a later version needs. It was told that it has no way there, though it has."""
+    w = lab.init(lab.urls("a", "b", "c", "d"))
+    w.backend_set("c", role="storage", passphrase=PASSPHRASE)
+    w.backend_set("d", role="storage", passphrase=PASSPHRASE)
+    other = lab.clone(lab.urls("a", "b", "c", "d"))
+    other.close()
+    for gone, comes in (("a", "c"), ("b", "d")):
+        w.backend_set(comes, role="both", passphrase=PASSPHRASE)
+        w.backend_set(gone, role="storage", passphrase=PASSPHRASE)
+        write(w.directory, {f"after {comes}": b"x"})
+        w.push()
+    lab.faults["a"].down = lab.faults["b"].down = False
+    assert lab.reopen(other).pull().version == w.status().version

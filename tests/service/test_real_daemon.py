@@ -50,7 +50,8 @@ def test_two_folders_are_kept_in_step_and_the_commands_work_beside(lab: Lab, fol
         assert found is not None
         wait_for(lambda: in_step(found, 2), "that both are in step")
         write(laptop, {"a.txt": b"one", "deep/b.txt": b"two"})
-        wait_for((desktop / "deep" / "b.txt").exists, "the file on the other device")
+        both = desktop / "a.txt", desktop / "deep" / "b.txt"
+        wait_for(lambda: all(path.exists() for path in both), "the files on the other device")
         (desktop / "a.txt").unlink()
         wait_for(lambda: not (laptop / "a.txt").exists(), "its deletion")
         wait_for(lambda: in_step(found, 2))

@@ -168,6 +168,11 @@ class Client:
         """Whether the running process knows of backends that it has to be told the ways to."""
         return self.workspace is not None and bool(unlinked(self.workspace))
 
+    def lacks_way_to(self, backend_id: bytes) -> bool:
+        """Whether the running process has no way to this backend."""
+        ways = {} if self.workspace is None else self.workspace._connections.ways
+        return self.workspace is not None and (backend_id not in ways or ways[backend_id].view is None)
+
     def _restore(self) -> None:
         """The machine's disk fails, and its backup takes its place."""
         if self.image is None:

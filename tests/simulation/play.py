@@ -168,6 +168,7 @@ class Play:
             store.keeps_past = plan.beyond
         self.witness.tolerates_forks = plan.beyond
         self.witness.on_moment = self._pounce
+        self.witness.stocks.lacks_way = lambda backend_id: any(c.lacks_way_to(backend_id) for c in self.clients)
         for n, client in enumerate(c for c in self.clients if not c.plan.copy_of and not c.plan.invited):
             client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
             client.tables = local_state(b, list(first.values()), client.secret, place_of(client.name), unfinished=n > 0)

@@ -13,7 +13,7 @@ Which copies count stands here a second time. Config, index and places are decod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -64,6 +64,7 @@ class Stocks:
         self.robbed: set[bytes] = set()
         self.blind = False
         self.lies: set[bytes] = set()  # names of lists of what is kept that a device made up
+        self.lacks_way: Callable[[bytes], bool] = lambda backend_id: False  # whether some device has no way there now
         self.surplus = 0  # copies of packs that the newest version names which were deleted
         self._since: list[Placement] = []  # how packs were placed before each change since the last trim
         self._indexes: dict[bytes, dict[PackId, PackRecord]] = {ZERO_HASH: {}}
@@ -161,9 +162,11 @@ class Stocks:
             if decode_header(body).epoch != base.epoch:
                 raise Violation(f"{what} of another key epoch")
         held = [self._holds(b, counting(config, b, key[1]), key) for b in config.backends]
-        if not any(held) and all(self._may_hold(b) for b in config.backends):
+        placed = placement_of(config).primary(key[1])
+        stands_in = any(self._holds(b, [s.storage_id for s in b.storage], key) for b in config.backends)
+        is_cut_off = stands_in and all(map(self.lacks_way, placed))  # a copy that stands in need not count (rule 6.4)
+        if not any(held) and not is_cut_off and all(self._may_hold(b) for b in config.backends):
             raise Violation(f"{what} that has no copy which counts")
-        placed = placement_of(config).primary(key[1])  # elsewhere a copy may stand in for one of a backend that is away
         for backend in (b for b in config.backends if b.backend_id in placed):
             ids = {s.storage_id for s in backend.storage} - set(counting(config, backend, key[1]))
             if self._holds(backend, ids, key):
