@@ -133,7 +133,6 @@ SHOWN = (
 LATER = {
     "list-ahead": 18,
     "move-blind": 37,
-    "trim-late": 80,
 }  # the first seed that is tried, where those from 7 on show nothing for long
 
 
