@@ -35,7 +35,11 @@ SCALE = {
     "apache": replace(FULL, kills=3, big_again=3, versions=40),
     "wsgidav": replace(SMALL, listed_names=400, big_bytes=8 << 20, versions=40),  # 1 to 3 ms of its CPU for a request
 }
-RACES = {"race", "big-race"}  # that several win is what these servers are here for
+RACES = {"race", "big-race", "lost-reply"}
+"""What these servers break, and why they vote in block form: several creates of one name may win.
+
+The writer of `lost-reply` is killed; the server may be at work on its create still, and the second one races it.
+"""
 
 CALLS: dict[str, Callable[[Backend], object]] = {**object_calls.CALLS, "space": lambda b: b.space()}
 
