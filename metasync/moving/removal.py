@@ -108,7 +108,7 @@ def _empty(work: Operations, name: str) -> None:
 def rebalance_and_wipe(work: Operations, *, dry_run: bool, read_data: bool) -> RebalanceReport:
     """Moves what is not where it belongs, deletes what is surplus, and goes on with emptying removed backends."""
     report = rebalance(work, dry_run=dry_run, read_data=read_data)
-    if dry_run or work.connections.config.prev_config is not None or not wipe.noted(work.connections):
+    if dry_run or work.connections.config.prev_config is not None:
         return report
     done = wipe.go_on(work)
     emptied = tuple(Share(name, w.objects, w.bytes) for name, w in done.items() if isinstance(w, Wiped) and w.objects)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.config import DEAD_TAG, decode_config
 from metasync.errors import UnreachableError, UsageError
-from metasync.moving import removal, wipe
-from metasync.reports.backends import BackendChange
+from metasync.moving import add_backend, removal, wipe
+from metasync.moving.reconfigure import OnlyThereError
+from metasync.reports.backends import BackendChange, Moving, RebalanceReport, Share, Wiped
 from metasync.store import moves
 from metasync.terminal import prompt
 from metasync.testing.quota import Quota
@@ -204,6 +205,112 @@ def test_a_backend_goes_when_all_that_it_holds_was_moved(monkeypatch: pytest.Mon
         removal._moved(work, "a")
 
 
+@pytest.fixture
+def did(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that a removal takes, in their order, of which none does anything."""
+    did: list[str] = []
+    for place, name, says in (
+        (removal, "_bring_strays", "bring"), (removal, "_moved", "move"), (removal, "unchanged", "unchanged"),
+        (add_backend, "remove", "remove"), (add_backend, "drain", "drain"), (wipe, "give_up", "give up"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, lambda *_, says=says, **__: did.append(says) or DONE)
+    monkeypatch.setattr(removal, "changing", lambda *_, **__: contextlib.nullcontext())
+    return did
+
+
+DONE = BackendChange("a", 3, "", dry_run=False, before="", after="", voting=1, storing=1)
+
+
+@pytest.mark.parametrize(
+    ("holds", "dry_run", "steps"),
+    [
+        ("no more than others", True, ["remove"]), ("no more than others", False, ["bring", "remove"]),
+        ("something alone", True, ["remove", "drain"]),
+        ("something alone", False, ["bring", "remove", "move", "drain", "move", "remove"]),
+    ],
+)  # fmt: skip
+def test_what_a_backend_holds_for_others_or_alone_is_moved_before_it_goes_and_a_dry_run_moves_nothing(
+    monkeypatch: pytest.MonkeyPatch, did: list[str], holds: str, dry_run: bool, steps: list[str]
+) -> None:
+    def remove(*_: object, **__: object) -> BackendChange:
+        did.append("remove")
+        if holds == "something alone" and did.count("remove") == 1:
+            raise OnlyThereError("a alone holds packs")
+        return DONE
+
+    monkeypatch.setattr(add_backend, "remove", remove)
+    removal._remove(cast(Any, None), "a", passphrase=None, dry_run=dry_run)
+    assert did == steps
+
+
+@pytest.mark.parametrize(
+    ("agreed", "ways", "dry_run", "steps"),
+    [
+        ("a", (), False, ["remove"]),  # another one of this name may still be to be emptied
+        ("b", ("a~1",), False, ["remove"]), ("b", (), True, ["remove"]), ("b", (), False, ["give up", "unchanged"]),
+    ],
+)  # fmt: skip
+def test_emptying_is_given_up_only_for_one_that_was_removed_and_is_read_no_more(
+    did: list[str], agreed: str, ways: tuple[str, ...], dry_run: bool, steps: list[str]
+) -> None:
+    connections = SimpleNamespace(
+        ways={name.encode(): SimpleNamespace(name=name) for name in ways},
+        agreed_names={agreed},
+        doing_without=lambda _: contextlib.nullcontext(),
+    )
+    work: Any = SimpleNamespace(connections=connections, session=lambda _: contextlib.nullcontext())
+    removal._remove_dead(work, "a", passphrase=None, dry_run=dry_run, lose=False)
+    assert did == steps
+
+
+def test_what_stands_in_for_others_and_cannot_be_brought_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later push looks at these, and at no pack that was brought."""
+    found = [SimpleNamespace(id=(1, name), name=name) for name in (b"brought", b"left")]
+    noted: list[bytes] = []
+    config = SimpleNamespace(named=lambda _: SimpleNamespace(backend_id=b"a"))
+    base = SimpleNamespace(config=config, index=SimpleNamespace(packs=dict))
+    mover = SimpleNamespace(base=base, tally=SimpleNamespace(done={found[0].id}), bring_all=lambda *_, **__: None)
+    monkeypatch.setattr(removal, "Mover", lambda *_, **__: mover)
+    monkeypatch.setattr(removal.strays, "listed", lambda *_: found)
+    monkeypatch.setattr(removal.wrong_copies, "note", lambda _, names: noted.extend(names))
+    s = SimpleNamespace(db=None, listener=lambda _: None)
+    removal._bring_strays(cast(Any, SimpleNamespace(session=lambda _: contextlib.nullcontext(s))), "a")
+    assert noted == [b"left"]
+
+
+@pytest.mark.parametrize(("dry_run", "is_moving"), [(False, False), (True, False), (False, True)])
+def test_a_rebalance_goes_on_with_emptying_once_all_has_moved_and_tells_of_what_it_did(
+    monkeypatch: pytest.MonkeyPatch, dry_run: bool, is_moving: bool
+) -> None:
+    """A dry run deletes nothing, and where data are still to be moved that alone is told."""
+    report = RebalanceReport(dry_run, None, "", Moving())
+    outcomes = {
+        "all": Wiped(2, 20), "none": Wiped(0, 0), "some": Wiped(1, 5, 3, "busy"), "away": UnreachableError("no answer")
+    }  # fmt: skip
+    monkeypatch.setattr(removal, "rebalance", lambda *_, **__: report)
+    monkeypatch.setattr(wipe, "go_on", lambda _: outcomes)
+    config = SimpleNamespace(prev_config=b"before" if is_moving else None)
+    work: Any = SimpleNamespace(connections=SimpleNamespace(config=config))
+    told = removal.rebalance_and_wipe(work, dry_run=dry_run, read_data=False)
+    if dry_run or is_moving:
+        assert told == report
+    else:
+        assert told.emptied == (Share("all", 2, 20), Share("some", 1, 5))
+        assert told.unemptied == (("some", "busy"), ("away", "no answer"))
+
+
+def test_a_backend_is_not_removed_to_be_emptied_by_who_has_no_way_to_it(
+    monkeypatch: pytest.MonkeyPatch, did: list[str]
+) -> None:
+    config = SimpleNamespace(named=lambda name: name)
+    monkeypatch.setattr(removal.agreement, "newest", lambda _: SimpleNamespace(config=config))
+    connections = SimpleNamespace(ways={b"b": SimpleNamespace(name="b")})
+    work: Any = SimpleNamespace(connections=connections, session=lambda _: contextlib.nullcontext())
+    with pytest.raises(UsageError, match="no way to"):
+        removal._remove_and_wipe(work, "a", passphrase=None, dry_run=False)
+    assert did == []
+
+
 @pytest.mark.parametrize("is_in", [True, False])
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_backend_is_removed_and_emptied_once_and_a_dry_run_does_neither(
@@ -211,12 +318,11 @@ def test_a_backend_is_removed_and_emptied_once_and_a_dry_run_does_neither(
 ) -> None:
     """One that was removed already, by a run that was interrupted, is emptied."""
     did: list[str] = []
-    done = BackendChange("a", 3, "", dry_run=False, before="", after="", voting=1, storing=1)
     for place, name, says in (
         (removal, "_remove", "remove"), (removal, "unchanged", "unchanged"), (removal, "_moved", "move"),
         (wipe, "begin", "note"), (wipe, "wipe", "wipe"),
     ):  # fmt: skip
-        monkeypatch.setattr(place, name, lambda *_, says=says, **__: did.append(says) or done)
+        monkeypatch.setattr(place, name, lambda *_, says=says, **__: did.append(says) or DONE)
     monkeypatch.setattr(wipe, "noted", lambda *_: {b"a" * 16: "a"})
     monkeypatch.setattr(wipe, "together", lambda _: None)
     config = SimpleNamespace(named=lambda name: name if is_in else None)

@@ -89,6 +89,8 @@ ROOMS: Final = {
         ),
         ("store", "maintenance", "history"),
     ),
+    "lost": Room(("metasync.maintenance.lost",), ("maintenance", "commands/test_cli.py")),
+    "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
 
