@@ -68,7 +68,8 @@ class AcceptorMemory:
     that the config means. `suspicion`: what an audit found that began beside a look at its birth. All three: "" if not.
     `born_at`: when its birth was seen right last (seconds); None: never, or it was not when it answered last.
     `no_floor`: a floor that was not there, and when that was seen (seconds). `journal`: in block form, the journalled
-    block that is known to be this device's last there; `unconfirmed`: it may not stand yet.
+    block that is known to be this device's last there; `unconfirmed`: it may not stand yet; `stands`: the hash of a
+    block that was seen there beside the right birth, b"" if none was since the birth was last wrong.
     """
 
     last: Remembered | None = None
@@ -84,6 +85,7 @@ class AcceptorMemory:
     tombstone: Tombstone | None = None
     journal: bytes = b""
     unconfirmed: bool = False
+    stands: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

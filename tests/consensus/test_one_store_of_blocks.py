@@ -62,8 +62,9 @@ class OneStore:
         assert isinstance(made, BlockAcceptor)
         return made
 
-    def restart(self) -> None:
-        self.p.groups[0] = self.p.fresh(0)
+    def restart(self, *, memory: bytes = b"") -> None:
+        """`memory`: what the process before kept of acceptors."""
+        self.p.groups[0] = self.p.fresh(0, memory=memory)
         self.view = self._view(0)
 
     @property
@@ -296,6 +297,58 @@ def test_what_is_read_back_is_asked_for_where_nobody_else_writes() -> None:
     one = OneStore(devices=1)
     one.answer = lambda op, _: Reply() if op.kind == "put" else None
     assert "does not show" in one.append(Kind.PREPARE, 1).reason
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_the_next_process_asks_for_the_last_block_once(looks: bool) -> None:
+    """The audit and the journal mean the same block: what the one saw beside the birth the other need not ask for."""
+    p = Place({"b": "block"}, devices=1)
+    base = p.push(0, p.ws.genesis, b"1")
+    last = p.blocks_on("b")[-1]
+    p.groups[0] = p.fresh(0, memory=p.groups[0].memory)
+    before = len(p.world.requests["b"])
+    if looks:
+        assert p.newest(0, base) == base
+    p.push(0, base, b"2")
+    asked = [(op.kind, op.path) for op in p.world.requests["b"][before:]]
+    assert asked.count(("get", last)) == 1
+    look = 4  # the birth, a floor, the last block that was seen, and the first one of this version
+    message = 4  # the block and the birth, and both again
+    assert len(asked) == look + 2 * message
+
+
+def test_a_block_that_was_seen_on_another_root_is_sent_again() -> None:
+    """What an audit saw before the birth was wrong says nothing of the root that is back."""
+    one = OneStore(devices=1)
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    (path,) = one.put
+    stale = one.round(1)
+    one.restart(memory=one.p.groups[0].memory)
+    assert one.look().kind == "done"
+    right = {p: data for p, data in one.store.items() if p != path}
+    one.store.clear()
+    assert one.look().reason == "birth"
+    one.store.update(right)
+    assert one.append(Kind.PREPARE, 2, stale=stale).kind == "done"
+    assert len(one.put[path]) == 2, "before anything else was written"
+
+
+def test_a_block_that_an_audit_missed_is_sent_again() -> None:
+    """The journal knows of a block that no process saw stand: nothing else is written before it."""
+    one = OneStore(devices=1)
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    (first,) = one.put
+    one.answer = lambda op, _: Reply(error=LOST) if op.kind == "put" else None
+    assert one.append(Kind.PREPARE, 2).kind == "failed"
+    one.answer = lambda _op, _store: None
+    stale = one.round(2)
+    second = next(path for path in one.put if path != first)
+    one.restart(memory=one.p.groups[0].memory)
+    assert one.look().kind == "done"
+    assert second not in one.store
+    assert one.append(Kind.PREPARE, 3, stale=stale).kind == "done"
+    assert len(set(one.put[second])) == 1
+    assert second in one.store
 
 
 # ---- what lies in the place of a block of one's own

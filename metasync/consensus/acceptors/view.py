@@ -295,7 +295,7 @@ class AcceptorView(ABC):
             why = f"it was retired: the workspace was restarted as era {stone.era}"
         else:
             why = f"its birth object is another ({len(reply.value)} bytes, {BIRTH_BYTES} expected): it was replaced"
-        self.memory.replaced = why
+        self.memory.replaced, self.memory.stands = why, b""
         self.forget()
         self.judge()
         return False
