@@ -191,7 +191,7 @@ def moved_as(index: Index, object_id: bytes, needed: Container[bytes]) -> Link |
     places = index.find(object_id)
     if all(o.encoding != WHOLE for _, o in places):
         for record, o in places:
-            if o.encoding == DELTA and is_relied_on(index, record, o, needed) and depth_at((record, o)) < UNREADABLE:
+            if depth_at((record, o)) < UNREADABLE and is_relied_on(index, record, o, needed):
                 return Link(record, o, delta_at(record.tags, o))
     return None
 

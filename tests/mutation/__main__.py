@@ -38,6 +38,10 @@ class Room(NamedTuple):
     packages: tuple[str, ...]
     tests: tuple[str, ...]
 
+    def has(self, key: str) -> bool:
+        """Whether a guard is of one of its packages or modules; another's name may begin like one of them."""
+        return any(key.startswith((f"{p}:", f"{p}.")) for p in self.packages)
+
 
 _WHOLE: Final = (
     "attacks",
@@ -91,6 +95,7 @@ ROOMS: Final = {
     ),
     "lost": Room(("metasync.maintenance.lost",), ("maintenance", "commands/test_cli.py")),
     "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
+    "deltas": Room(("metasync.store.deltas",), ("store", "transfer", "maintenance", "sync", "workspace")),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
 
@@ -114,7 +119,7 @@ def main() -> int:
         outcomes = hunt(name, room, REPOSITORY, hunting, census=not given.again, jobs=given.jobs)
         if outcomes is None:
             return 1
-        of_room = {k: why for k, why in reasons.items() if k.startswith(ROOMS[name].packages) and given.only in k}
+        of_room = {k: why for k, why in reasons.items() if ROOMS[name].has(k) and given.only in k}
         text, is_clean = report(outcomes, of_room)
         sys.stdout.write(f"{name}, {time.monotonic() - began:,.0f} s: {text}")
         failed |= not is_clean

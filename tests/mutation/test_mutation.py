@@ -113,6 +113,12 @@ def test_what_nothing_catches_is_explained_and_nothing_else_is(named: str, is_cl
     assert all(line in text for line in told)
 
 
+def test_a_module_whose_name_begins_like_another_one_is_another() -> None:
+    room = Room(("a.b",), ())
+    keys = {"a.b:f: x": True, "a.b.c:f: x": True, "a.b_c:f: x": False, "a.bc:f: x": False}
+    assert {key: room.has(key) for key in keys} == keys
+
+
 def test_each_explanation_names_a_guard_that_is_there() -> None:
     planted = Planted()
     for room in ROOMS.values():

@@ -296,3 +296,69 @@ def test_what_only_a_later_version_can_read_is_relied_on_as_it_is():
     assert deltas.moved_as(index, digest(1), marked({1})) is None
     assert deltas.with_bases(index, only := marked({1}), IdSet()) is only
     assert deltas.are_kept(index, index.segments, marked(set()))
+
+
+LATER = 2  # an encoding that this version does not know
+
+
+def told(*rows: tuple[int, int, int, int]) -> Index:
+    """An index that says anything: of an object its encoding, its base (0: no row of it) and its depth. A pack each."""
+    segments = []
+    for n, (o, encoding, base, depth) in enumerate(rows, 1):
+        located = [
+            Located(ObjectKind.BLOB, digest(o), 0, 0, 10, encoding),
+            Located(ObjectKind.BLOB, digest(-o), 0, 10, 9, 1),
+        ]
+        rows_of = {(0, 10): packfile.Delta(digest(99), 1)} | (
+            {(0, 0): packfile.Delta(digest(base), depth)} if base else {}
+        )
+        segment, tags = Segment(20, 20, digest(n)), packfile.delta_tags(rows_of)
+        segments.append(make_segment([(PackRecord(digest(-n - 1), 0, 200, HEADER, (segment,), tags), located)]))
+    return Index([*opened([[99]]).segments, *segments])
+
+
+@pytest.mark.parametrize(
+    ("rows", "numbers", "needed"),
+    [
+        ([(1, 0, 0, 0), (2, 1, 1, 1), (3, 1, 2, 2)], {2, 3}, [1, 2, 3]),
+        ([(1, 0, 0, 0), (2, 1, 1, 1), (4, 0, 0, 0), (5, 1, 4, 1), (2, 1, 5, 2), (3, 1, 2, 2)], {3}, [1, 2, 3]),
+        ([(1, 1, 2, 1), (2, 1, 1, 1), (3, 1, 1, 2)], {3}, [1, 2, 3]),
+        ([(1, 1, 0, 0), (2, 1, 1, 1)], {2}, [1, 2]),
+        ([(1, LATER, 0, 0), (2, 1, 1, 1)], {2}, [1, 2]),
+    ],
+    ids=["of-what-is-marked", "by-the-least-depth", "in-a-circle", "a-base-without-a-row", "a-base-of-a-later-version"],
+)
+def test_of_any_index_the_bases_are_found_once_each(rows, numbers, needed):
+    found = deltas.with_bases(told(*rows), marked(numbers), IdSet())
+    assert (in_both(found), len(found)) == (needed, len(needed))
+    some = found.part()
+    assert digest(needed[0]) not in some
+    for n in needed:
+        some.add(digest(n))
+    assert (in_both(some), len(some)) == (needed, len(needed))
+
+
+def test_a_place_of_more_depth_is_not_relied_on_though_its_base_is_needed():
+    index = told((1, 0, 0, 0), (2, 1, 1, 1), (3, 1, 1, 1), (2, 1, 3, 2))
+    shallow, deep = sorted(index.find(digest(2)), key=deltas.depth_at)
+    needed = marked({1, 2, 3})
+    assert [deltas.is_relied_on(index, *place, needed) for place in (shallow, deep)] == [True, False]
+    link = deltas.moved_as(index, digest(2), needed)
+    assert link is not None
+    assert link.delta == packfile.Delta(digest(1), 1)
+
+
+def test_what_cannot_be_opened_is_dangling_unless_it_is_at_hand_or_of_a_later_version():
+    lost, later = told((2, 1, 1, 1)), told((3, LATER, 0, 0))
+    assert [r.name for r in deltas.dangling(lost).values()] == [name(1)]
+    assert not deltas.dangling(lost, {digest(2)}.__contains__)
+    assert not deltas.dangling(later)
+
+
+def test_no_more_chains_are_kept_at_hand_than_there_is_room_for(monkeypatch):
+    index, asked = opened([run_of(1, 6)]), []
+    chains = deltas.Chains(lambda i: (asked.append(i), index.find(i))[1])
+    monkeypatch.setattr(deltas, "KNOWN_MAX", 3)
+    for n in (1, 2, 3, 1, 4, 1):
+        assert chains.of(digest(n)) is not None
+    assert asked == [digest(n) for n in (1, 2, 3, 4, 1)]
