@@ -18,7 +18,6 @@ SECONDS ?= 3600
 SEEDS ?= 300
 FIRST ?= 1
 ROUNDS ?= 1000
-REAL ?= 50
 AGAINST ?= HEAD~1
 TARGETS ?=
 MODEL ?=
@@ -65,7 +64,7 @@ simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all c
 		$(if $(MUTANTS),--mutants,--keep tests/simulation/kept.jsonl)
 
 campaign: $(STAMP) ## backends are wiped and damaged round after round while devices push (ROUNDS=1000), and on real processes (REAL=50)
-	PYTHONPATH=tests $(BIN)/python -m simulation.campaigns --rounds $(ROUNDS) --real $(REAL) --first $(FIRST)
+	PYTHONPATH=tests $(BIN)/python -m simulation.campaigns --rounds $(ROUNDS) --real $(or $(REAL),50) --first $(FIRST)
 
 mutants: $(STAMP) ## one fault in every guard that agrees, merges, checks out or deletes: hours; ROOMS="merge" MUTATION=--left
 	PYTHONPATH=tests nice -n 10 $(BIN)/python -m mutation --jobs $(JOBS) $(if $(ROOMS),--rooms $(ROOMS)) $(MUTATION)
@@ -99,8 +98,8 @@ bench-heal: $(STAMP) ## moving, scrub and collection beside their bars; a part, 
 bench-daemon: $(STAMP) ## what keeping a folder in step costs: bytes, requests, CPU; a part, or less: ROWS="appends idle=15000"
 	$(BIN)/python tests/benchmarks/daemon/__main__.py $(ROWS)
 
-soak: $(STAMP) ## four devices kept in step through simulated hours of edits, outages and crashes (HOURS=24 SEED=1)
-	$(BIN)/python tests/service/soak.py $(or $(HOURS),24) $(or $(SEED),1)
+soak: $(STAMP) ## devices kept in step through edits, outages, crashes: HOURS=24 simulated, or REAL=20 minutes on daemons; SEED=1
+	$(BIN)/python tests/service/soak.py $(if $(REAL),--real $(REAL),--hours $(or $(HOURS),24)) --seed $(or $(SEED),1)
 
 bench-small: $(STAMP) ## requests, HTTP bytes and seconds of one small file pushed, warm and cold, near and far; SMALL="--ignore"
 	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/small.py $(SMALL)
