@@ -137,18 +137,13 @@ def _lacking_chunks(
         if len(files) > 1:
             for one in files:
                 yield from _lacking_chunks(contents, agreed, [one], unsure)
-        elif unsure or (isinstance(e, DamagedError) and _is_named(contents, agreed, files[0][1])):
-            yield files[0]
+        elif unsure or (isinstance(e, DamagedError) and files[0][1].root in contents.index):
+            yield files[0]  # the newest index still names it, as far as that was asked for
         return
     given = Given(agreed.index)
     for path, entry in files:
         if any(c.id not in given for c in pieces[entry.root]):
             yield path, entry
-
-
-def _is_named(contents: Contents, agreed: Agreed, entry: Entry) -> bool:
-    """Whether a file that cannot be read is still one of the newest index, as far as that was asked for."""
-    return contents.index is agreed.index or entry.root in contents.index
 
 
 # ---- of which versions
@@ -268,7 +263,7 @@ def _line(s: Session, contents: Contents, agreed: Agreed) -> Iterator[_Version]:
             if retained.has_dropped(version):
                 return
             yield _Version(version, None)
-            gap = retained.over(before.v) if before.v else None
+            gap = retained.over(before.v)
             current = gap.below if gap is not None else current
         else:
             version = version_of(snapshot)

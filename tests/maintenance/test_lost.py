@@ -19,6 +19,7 @@ from metasync.objects.walk import chunks, find
 from metasync.session import agreement
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import WHOLE
+from metasync.store.retained import Dropped, Retained
 from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 
@@ -271,7 +272,7 @@ def test_a_file_whose_chunks_cannot_be_read_is_lacking_if_none_can_have_them(
     monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
     index = FakeIndex({b"root", b"left out", b"good", b"chunk"})
     contents = contents_of(index, {b"good": [SimpleNamespace(id=b"chunk")]}, {root: error})
-    entries = [(b"bad", FILE._replace(root=root)), (b"good", FILE._replace(root=b"good"))]
+    entries = [(b"good", FILE._replace(root=b"good")), (b"bad", FILE._replace(root=root))]
     found = lost.lacking(contents, cast(Any, SimpleNamespace(index=index)), entries, unsure=unsure)
     assert [path for path, _ in found] == [b"bad"] * told
 
@@ -294,3 +295,125 @@ def test_files_of_which_a_part_is_not_named_are_lacking(monkeypatch: pytest.Monk
     contents, agreed = contents_of(index, parts, {}), SimpleNamespace(index=index)
     found = lost.lacking(contents, cast(Any, agreed), entries.items(), unsure=False)
     assert {path for path, _ in found} == {b"gone", b"2", b"4"}
+
+
+def test_paths_are_told_in_their_order() -> None:
+    found = lost.Found()
+    for path in (b"b", b"a", b"b"):
+        found.add(path)
+    assert found.all() == (b"a", b"b")
+
+
+@pytest.mark.parametrize(
+    ("root", "index", "error", "told", "notices"),
+    [
+        (b"root", {b"master"}, None, (), 0),
+        (b"root", set(), None, (b"/",), 0),
+        (b"root", {b"master"}, AWAY, (), 1),
+        (None, set(), AWAY, (), 0),  # before the first push
+    ],
+)
+def test_a_newest_version_whose_snapshot_no_pack_has_is_lost_and_one_that_is_away_is_said_to_be(
+    root: bytes | None,
+    index: set[bytes],
+    error: MetaSyncError | None,
+    told: tuple[bytes, ...],
+    notices: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def walk(_: object, on_lost: lost.Unread) -> None:
+        if error is not None:
+            on_lost((b"node",), error)
+
+    monkeypatch.setattr(lost, "gather", lambda *_: None)
+    contents = SimpleNamespace(index=FakeIndex(index), walk=walk, size_of=None)
+    said: list[object] = []
+    s = SimpleNamespace(contents=lambda _: contents, listener=said.append)
+    agreed = SimpleNamespace(tree_root=root, index=contents.index, state=SimpleNamespace(master=b"master"))
+    assert lost.nowhere(cast(Any, s), cast(Any, agreed)) == told
+    assert len(said) == notices
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (FILE, ()), (FILE._replace(root=b"", content=b"gone"), (b"f",)),
+        (FILE._replace(root=b"gone"), (b"f",)),  # though this device has the list of its chunks
+        (FILE._replace(root=b"half"), (b"f",)),
+        (Entry(Kind.SYMLINK, 0, 0, 4, b"gone"), ()),  # what it leads to stands in its entry
+    ],
+)  # fmt: skip
+def test_a_file_of_an_older_version_is_gone_with_its_bytes_a_chunk_or_its_list(
+    entry: Entry, told: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walk(step: Any, **_: object) -> Any:
+        return step() if callable(step) else {root: [SimpleNamespace(id=parts[root])] for root in step}
+
+    parts = {b"root": b"chunk", b"gone": b"chunk", b"half": b"gone"}
+    monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
+    monkeypatch.setattr(lost, "compare", lambda *given: lambda: given[3]([(b"f", entry, None)]))
+    ranges = lost._Ranges(cast(Any, SimpleNamespace(index=FakeIndex(), walk=walk, size_of=None)), {b"gone"})
+    ranges.go_back(lost._Version(1, b"tree"), None)
+    assert [g.path for g in ranges.all(1)] == [*told]
+
+
+@pytest.mark.parametrize(("error", "told"), [(GONE, [(b"d/", 1, 1)]), (AWAY, [])])
+def test_a_directory_that_is_found_lost_on_the_way_is_told_too(
+    error: MetaSyncError, told: list[tuple[bytes, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knew that it is gone; one that is away may have it."""
+
+    def walk(step: Any, on_lost: lost.Unread) -> None:
+        on_lost((b"node",), error)
+        step()
+
+    monkeypatch.setattr(lost, "compare", lambda *given: lambda: given[5].told(b"d/", b"node"))
+    contents = SimpleNamespace(index=FakeIndex({b"node"}), walk=walk, size_of=None)
+    ranges = lost._Ranges(cast(Any, contents), set())
+    ranges.go_back(lost._Version(1, b"tree"), None)
+    assert [(g.path, g.first, g.last) for g in ranges.all(1)] == told
+
+
+@pytest.mark.parametrize(
+    ("unread", "states", "dropped", "told"),
+    [
+        ("", "ABCD", (), "4D 3C 2B 1A"),
+        ("C", "ABCD", (), "4D 3- 2B 1A"),
+        ("BC", "ABCD", (), "4D 3- 2- 1A"),
+        ("A", "ABCD", (), "4D 3C 2B 1-"),
+        ("C", "ABCCD", (), "5D 3- 2B 1A"),  # a version without a push is of the push before it
+        ("C", "  CD", (), "4D"),  # which version brought it is not known
+        ("BC", "ABCD", ((2, 2, "A"),), "4D 3- 1A"),  # a version that was dropped is not lost
+        ("C", "ABCCD", ((3, 3, "B"),), "5D"),
+    ],
+)
+def test_the_line_goes_on_past_a_lost_snapshot_by_the_states(
+    unread: str, states: str, dropped: tuple[tuple[int, int, str], ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`states`: the snapshot that each version from 1 on names; a space: its state is not known."""
+    made = {name.encode(): states.index(name) + 1 for name in states}
+    before = dict(zip(b"DCB", b"CBA", strict=True))
+
+    def load(_: ObjectKind, ids: list[bytes]) -> dict[bytes, bytes]:
+        if ids[0].decode() in unread:
+            raise GONE
+        return {ids[0]: ids[0]}
+
+    def snapshot(name: bytes) -> Any:
+        parents = [bytes([before[name[0]]])] if name[0] in before else []
+        return SimpleNamespace(root=name, parents=parents, version=made[name])
+
+    def state(_: object, v: int, __: object) -> Any:
+        name = states[v - 1] if v else ""
+        if name == " ":
+            raise GONE
+        return SimpleNamespace(v=v, master=name.encode() or lost.ZERO_HASH)
+
+    retained = Retained(tuple(Dropped(first, to, below.encode()) for first, to, below in dropped))
+    monkeypatch.setattr(lost.unreadable, "list_or_older", lambda *_: retained)
+    monkeypatch.setattr(lost, "decode_snapshot", snapshot)
+    monkeypatch.setattr(lost, "version_of", lambda s: s.version)
+    s = SimpleNamespace(runtime=SimpleNamespace(run=lambda task: task), group=SimpleNamespace(state_at=state))
+    agreed = SimpleNamespace(state=state(None, len(states), None))
+    line = lost._line(cast(Any, s), cast(Any, SimpleNamespace(load=load)), cast(Any, agreed))
+    assert " ".join(f"{v.number}{(v.root or b'-').decode()}" for v in line) == told
