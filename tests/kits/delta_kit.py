@@ -1,16 +1,20 @@
-"""Pushes of documents that are stored as deltas."""
+"""Pushes of documents that are stored as deltas, and indexes that say anything of them."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Final
 
 import pytest
+from content_kit import digest
 
 from metasync.objects import delta
 from metasync.objects.model import ObjectKind
-from metasync.store.pack_format import Delta
+from metasync.store.index import Index, PackRecord, make_segment
+from metasync.store.pack_format import HEADER_BYTES, Delta, Header, Located, Segment, delta_tags, encode_header
 from metasync.transfer.upload import Upload
+
+LATER: Final = 2  # an encoding of objects that this version does not know
 
 
 def edited(n: int, seed: int = 1) -> bytes:
@@ -43,3 +47,22 @@ def write_deltas(monkeypatch: pytest.MonkeyPatch, *, depth_max: int = 8) -> list
 
     monkeypatch.setattr(Upload, "add", adding)
     return made
+
+
+def told(*packs: list[tuple[int, int, int, int]]) -> Index:
+    """An index of packs, a segment each: of each object its number, its encoding, its base and its depth.
+
+    Base 0: it has no row. Ids are the digests of these numbers, a pack's name that of its own, counted down from -1.
+    """
+    segments = []
+    for n, objects in enumerate(packs):
+        rows, located = {}, []
+        for at, (o, encoding, base, depth) in enumerate(objects):
+            located.append(Located(ObjectKind.BLOB, digest(o), 0, at * 10, 10, encoding))
+            if base:
+                rows[0, at * 10] = Delta(digest(base), depth)
+        segment = Segment(10 * len(located), 10 * len(located), digest(n))
+        header, size = encode_header(Header(0, 1, digest(0))), HEADER_BYTES + 10 * len(located) + 9
+        record = PackRecord(digest(-n - 1), 0, size, header, (segment,), delta_tags(rows))
+        segments.append(make_segment([(record, located)]))
+    return Index(segments)

@@ -9,11 +9,11 @@ from content_kit import noise
 from delta_kit import edited, write_deltas
 from workspace_kit import Lab, write
 
-from metasync.maintenance import collect
+from metasync.maintenance import collect, repair
 from metasync.objects.model import ObjectKind
 from metasync.session import agreement
 from metasync.store import deltas, retention
-from metasync.store.index import Index
+from metasync.store.index import Index, IndexSegment
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -193,6 +193,27 @@ def test_a_delta_of_what_nobody_has_is_mended_from_the_folder_or_named(
     comes_to_others(lab, w, edited(2) if is_here else b"short")
     assert not deltas.dangling(index_of(w))
     assert w.gc().missing == (3 if is_here else 4)
+
+
+@pytest.mark.parametrize(
+    ("are_all_heard", "is_read", "leave"), [(True, True, [0, 1]), (False, True, [0]), (True, False, [0])]
+)
+def test_packs_with_deltas_of_what_is_lost_leave_the_index_once_all_are_heard_and_the_rest_of_them_is_stored(
+    lab: Lab, made: list[bytes], monkeypatch: pytest.MonkeyPatch, are_all_heard: bool, is_read: bool, leave: list[int]
+) -> None:
+    """Of version 1, beside the document as a delta, they hold another file and a snapshot. The folder has version 2."""
+    w = pushed(lab, 3)
+    lose(lab, w, blob(w, edited(0)))
+    of = [{record.id for record, _ in index_of(w).find(blob(w, edited(n)))} for n in range(3)]
+    assert made
+    with w._session("test") as s:
+        agreed, stored = agreement.newest(s), list[IndexSegment]()
+        monkeypatch.setattr(s.indexes, "store", lambda *_: stored.extend(_[-1]))
+        if not is_read:
+            monkeypatch.setattr(repair, "_store_objects", lambda *_: None)
+        packs = agreed.index.packs()
+        repair.give_back(s, agreed, [packs[i] for i in of[0]], are_all_heard=are_all_heard)
+    assert {i for segment in stored for i in segment.tombstones} == {i for n in leave for i in of[n]}
 
 
 def test_a_base_of_which_one_copy_is_rotten_is_mended_from_another(lab: Lab, made: list[bytes]) -> None:

@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from content_kit import noise
 from workspace_kit import Lab, tree_of, write
 
+from metasync.maintenance import repair
 from metasync.reports.backends import Repaired
+from metasync.session import agreement
 
 NAMES = ("a", "b", "c")
 
@@ -142,6 +145,24 @@ def test_what_one_device_changed_another_gives_back(lab: Lab) -> None:
     assert (Path(fresh.directory) / "f3").read_bytes() == noise(300_000, 3)
 
 
+def test_a_version_that_no_pack_has_is_stored_by_whoever_has_it_cached(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another device, which had nothing of it, took the lost packs out of the index."""
+    w = pushed(lab, files=2)
+    with monkeypatch.context() as patch, w._session("test") as s:
+        patch.setattr(repair, "_store_objects", lambda *_: None)
+        patch.setattr(repair, "_store_tree", lambda *_: ())
+        agreed = agreement.newest(s)
+        given = repair.give_back(s, agreed, [*agreed.index.packs().values()])
+        repair.name_in_index(s, agreed.state, given.root)
+    assert b"/" in w.check().nowhere
+    done = repaired(w)
+    assert done.version is not None and not done.gone
+    phone = lab.clone(lab.urls(*NAMES), device="phone")
+    assert tree_of(Path(phone.directory)) == tree_of(Path(w.directory))
+
+
 def test_while_a_backend_is_away_nothing_is_given_up(lab: Lab) -> None:
     """Both copies of some packs are on a, which is emptied, and on b, which is away: b may have them."""
     w = pushed_often(lab)
@@ -164,6 +185,9 @@ def test_a_file_that_nobody_has_blocks_nothing_else(lab: Lab) -> None:
         path.unlink()
     write(Path(w.directory), {"f3": b"edited"})
     assert repaired(w).gone
+    assert repaired(w).version is None, "there is nothing more to be named"
+    with w._session("test") as s:
+        assert repair.give_back(s, agreement.newest(s)).missing == (b"f3",)
     tablet = lab.clone(lab.urls(*NAMES), device="tablet")
     expected = tree_of(Path(w.directory))
     expected.pop(b"f3")

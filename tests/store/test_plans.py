@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from content_kit import digest
+from delta_kit import LATER, told
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from metasync.objects.model import ObjectKind
 from metasync.store import collection, deltas
 from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord, make_segment
-from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
+from metasync.store.pack_format import DELTA, HEADER_BYTES, Header, Located, Segment
 
 HEADER = packfile.encode_header(Header(0, 1, digest(0)))
 packs = st.lists(st.lists(st.integers(1, 25), max_size=8, unique=True), max_size=8)  # objects of each, many in several
@@ -298,23 +299,9 @@ def test_what_only_a_later_version_can_read_is_relied_on_as_it_is():
     assert deltas.are_kept(index, index.segments, marked(set()))
 
 
-LATER = 2  # an encoding that this version does not know
-
-
-def told(*rows: tuple[int, int, int, int]) -> Index:
-    """An index that says anything: of an object its encoding, its base (0: no row of it) and its depth. A pack each."""
-    segments = []
-    for n, (o, encoding, base, depth) in enumerate(rows, 1):
-        located = [
-            Located(ObjectKind.BLOB, digest(o), 0, 0, 10, encoding),
-            Located(ObjectKind.BLOB, digest(-o), 0, 10, 9, 1),
-        ]
-        rows_of = {(0, 10): packfile.Delta(digest(99), 1)} | (
-            {(0, 0): packfile.Delta(digest(base), depth)} if base else {}
-        )
-        segment, tags = Segment(20, 20, digest(n)), packfile.delta_tags(rows_of)
-        segments.append(make_segment([(PackRecord(digest(-n - 1), 0, 200, HEADER, (segment,), tags), located)]))
-    return Index([*opened([[99]]).segments, *segments])
+def each(*rows: tuple[int, int, int, int]) -> Index:
+    """`told`, where each object has a pack with a delta of 99 beside it."""
+    return told(*([row, (1000 + n, DELTA, 99, 1)] for n, row in enumerate(rows)), [(99, 0, 0, 0)])
 
 
 @pytest.mark.parametrize(
@@ -329,7 +316,7 @@ def told(*rows: tuple[int, int, int, int]) -> Index:
     ids=["of-what-is-marked", "by-the-least-depth", "in-a-circle", "a-base-without-a-row", "a-base-of-a-later-version"],
 )
 def test_of_any_index_the_bases_are_found_once_each(rows, numbers, needed):
-    found = deltas.with_bases(told(*rows), marked(numbers), IdSet())
+    found = deltas.with_bases(each(*rows), marked(numbers), IdSet())
     assert (in_both(found), len(found)) == (needed, len(needed))
     some = found.part()
     assert digest(needed[0]) not in some
@@ -339,7 +326,7 @@ def test_of_any_index_the_bases_are_found_once_each(rows, numbers, needed):
 
 
 def test_a_place_of_more_depth_is_not_relied_on_though_its_base_is_needed():
-    index = told((1, 0, 0, 0), (2, 1, 1, 1), (3, 1, 1, 1), (2, 1, 3, 2))
+    index = each((1, 0, 0, 0), (2, 1, 1, 1), (3, 1, 1, 1), (2, 1, 3, 2))
     shallow, deep = sorted(index.find(digest(2)), key=deltas.depth_at)
     needed = marked({1, 2, 3})
     assert [deltas.is_relied_on(index, *place, needed) for place in (shallow, deep)] == [True, False]
@@ -349,8 +336,8 @@ def test_a_place_of_more_depth_is_not_relied_on_though_its_base_is_needed():
 
 
 def test_what_cannot_be_opened_is_dangling_unless_it_is_at_hand_or_of_a_later_version():
-    lost, later = told((2, 1, 1, 1)), told((3, LATER, 0, 0))
-    assert [r.name for r in deltas.dangling(lost).values()] == [name(1)]
+    lost, later = each((2, 1, 1, 1)), each((3, LATER, 0, 0))
+    assert [r.name for r in deltas.dangling(lost).values()] == [name(0)]
     assert not deltas.dangling(lost, {digest(2)}.__contains__)
     assert not deltas.dangling(later)
 
