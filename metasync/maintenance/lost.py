@@ -27,7 +27,7 @@ from metasync.transfer.contents import Contents
 
 PATHS_HELD: Final = 20_000
 NAMED_MAX: Final = 10  # of the paths that an error names
-LOOK_BACK_MAX: Final = 4096  # versions without a push between two pushes
+PUSHLESS_MAX: Final = 4096  # versions without a push between two pushes
 CHUNKED_TOGETHER_BYTES: Final = 16 << 30  # of files whose chunks are looked at together: some 16,000 chunks
 
 
@@ -275,7 +275,7 @@ def _brought_before(s: Session, newest: State, version: int, master: bytes) -> S
     """The last state without a snapshot that states directly before a version have. None: that cannot be told."""
     try:
         state = newest
-        for v in range(version - 1, max(version - 1 - LOOK_BACK_MAX, -1), -1):
+        for v in range(version - 1, max(version - 1 - PUSHLESS_MAX, -1), -1):
             state = s.runtime.run(s.group.state_at(newest, v, state)) if v < newest.v else newest
             if state.master != master:
                 return state

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.errors import MetaSyncError
-from metasync.local.state_keys import CONFLICTS, SHORT_KEY
+from metasync.local.state_keys import CONFLICTS, SHORT_KEY, Conflict
 from metasync.maintenance import backend_states
-from metasync.maintenance.holdings import holdings, still_moving
+from metasync.maintenance.holdings import Holdings, holdings, still_moving
 from metasync.members import key_copies
 from metasync.members.devices import withdrawals
 from metasync.merge import guard
-from metasync.reports.backends import BackendState, Status
+from metasync.reports.backends import BackendState, Moving, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import Changes
 from metasync.session import agreement, evidence, health
@@ -70,27 +71,16 @@ def status(s: Session) -> Status:
         waiting = [c for c in waiting if c.copy in seen.tree or sides.is_there(s, c.copy)]
     differing = changed(seen.tree)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
-    return Status(
-        name=s.name,
-        version=base.v,
-        newest=newest,
-        fingerprint=base.fingerprint,
-        state=base.hash.hex(),
+    return dataclasses.replace(
+        _kept_here(s, agreed, newest, backends, kept, moving, waiting),
         changes=summary(differing, before.get, seen.tree.get),
-        backends=tuple(backends),
-        conflicts=sides.told(s, agreed, waiting),
         unreadable=noted(seen.unreadable),
         skipped=noted(seen.skipped),
-        unplaced=noted(sorted(s.db.unplaced().items())),
-        under_replicated=s.db.get(SHORT_KEY) or 0,
-        survives=survives(s.config),
         problem=problem,
         error=error,
         ignored=tuple(seen.ignored[:IGNORED_MAX]),
         ignored_total=len(seen.ignored),
         ignored_agreed=len(held),
-        evidence=evidence.of(s.db, names),
-        moving=moving,
         warnings=(
             *seen.warnings,
             *heads,
@@ -98,12 +88,6 @@ def status(s: Session) -> Status:
             *([shown] if (shown := exposed(s.directory / STATE_DIR)) else []),
             *([guard.warning(stop)] if stop is not None else []),
         ),
-        withdraw=_withdraw(s),
-        trailing=late_copies.summary(late_copies.load(s.db).values(), s.names),
-        device=_author(agreed),
-        time_ns=agreed.snapshot.time_ns if agreed.snapshot is not None else None,
-        copies=kept.copies,
-        by_copies=kept.by_copies(_within_reach(s, backends)),
     )
 
 
@@ -118,19 +102,27 @@ def known(s: Session, away: Mapping[str, str]) -> Status:
     answers = backend_states.Answers({**health.noted_standings(s), **states}, {})
     kept, moving = holdings(s, agreed.index), still_moving(s, agreed)
     backends = backend_states.states_of(s, names, answers, kept)
+    return _kept_here(s, agreed, s.newest_state().v, backends, kept, moving, s.db.records(CONFLICTS))
+
+
+def _kept_here(
+    s: Session, agreed: Agreed, newest: int | None, backends: Sequence[BackendState], kept: Holdings, moving: Moving,
+    waiting: Iterable[Conflict],
+) -> Status:  # fmt: skip
+    """The part of a status that the local state tells: version, backends and copies, conflicts, and what is late."""
     return Status(
         name=s.name,
         version=agreed.state.v,
-        newest=s.newest_state().v,
+        newest=newest,
         fingerprint=agreed.state.fingerprint,
         state=agreed.state.hash.hex(),
         changes=Changes(),
         backends=tuple(backends),
-        conflicts=sides.told(s, agreed, s.db.records(CONFLICTS)),
+        conflicts=sides.told(s, agreed, waiting),
         unplaced=noted(sorted(s.db.unplaced().items())),
         under_replicated=s.db.get(SHORT_KEY) or 0,
         survives=survives(s.config),
-        evidence=evidence.of(s.db, names),
+        evidence=evidence.of(s.db, sorted(s.connections.agreed_names)),
         moving=moving,
         warnings=key_copies.warnings(s),
         withdraw=_withdraw(s),
