@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from test_rotation import NEW, agree_on_files, away, keys_in, revoke, rotate, three
@@ -405,72 +404,3 @@ def test_one_that_cannot_take_the_new_slots_keeps_the_old_ones_until_it_can(
     there = {p.name for p in keys_in(lab, "c", "slot")}
     assert there == {p.name for p in keys_in(lab, "a", "slot")}
     assert not there & old
-
-
-# --- which slots are in force, and which may be deleted: each rule by itself
-
-KEY = (1, b"K")
-
-
-def copies(slots: dict[str, tuple[tuple[int, bytes], tuple[str, ...]]], *heard: str) -> key_copies.Copies:
-    """What these backends hold: for each slot its key, and who has it."""
-    files = SimpleNamespace(slots=slots, names=dict.fromkeys(heard), holders=lambda name: slots[name][1])
-    return key_copies.Copies(cast(Any, files))
-
-
-@pytest.fixture
-def keys_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_store, "key_of", lambda slot: slot[0])
-
-
-@pytest.mark.usefixtures("keys_of_slots")
-def test_a_slot_is_in_force_by_what_a_quorum_holds() -> None:
-    voters = [(SimpleNamespace(name=name), None) for name in "abc"]
-    config, devices = SimpleNamespace(acceptors=voters, quorum=2), SimpleNamespace(slots=[KEY])
-
-    def found(slots: dict[str, Any], *heard: str) -> key_copies.Copies:
-        out = copies(slots, *heard)
-        key_copies._find_slots(cast(Any, devices), cast(Any, config), out)
-        return out
-
-    assert found({"one": (KEY, ("a",))}, "a", "b").slots == {KEY: "one"}
-    assert found({"one": (KEY, ("a",))}, "a").unclear == [KEY], "too few were heard"
-    assert found({"of another": ((1, b"L"), ("a", "b"))}, "a", "b").slots == {}
-    two = found({"newer": (KEY, ("a", "b")), "older": (KEY, ("c",))}, "a", "b", "c")
-    assert (two.slots, two.stale, two.unclear) == ({KEY: "newer"}, {"older": ("c",)}, [])
-    apart = found({"newer": (KEY, ("a",)), "older": (KEY, ("c",))}, "a", "b", "c")
-    assert (apart.slots, apart.stale, apart.unclear) == ({}, {}, [KEY])
-
-
-@pytest.mark.usefixtures("keys_of_slots")
-def test_a_slot_is_old_if_it_opens_an_agreed_older_ring_and_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key may open the rings of several epochs, since a passphrase stays as a rule: its slot is not to go."""
-    ring = SimpleNamespace(chain=SimpleNamespace(keys=(b"first",)), admin_wraps=[(SimpleNamespace(key=KEY[1]), b"")])
-    monkeypatch.setattr(key_copies, "_ring_of", lambda s, found, name: name)
-    monkeypatch.setattr(key_copies, "_read", {"agreed": ring, "lost": None}.get)
-
-    def old(name: str, *in_force: tuple[int, bytes], first: bytes = b"first", rings: tuple[int, ...] = (1,)) -> object:
-        found = copies({"slot": (KEY, ("a", "b")), "other": ((1, b"L"), ("a",))}, "a", "b")
-        found.rings = dict.fromkeys(rings, name)
-        devices = SimpleNamespace(slots=in_force, chain=SimpleNamespace(keys=(first, b"second")))
-        key_copies._find_old(cast(Any, None), cast(Any, SimpleNamespace(epoch=2)), cast(Any, devices), found)
-        return found.old
-
-    assert old("agreed") == {"slot": ("a", "b")}
-    assert old("agreed", KEY) == {}
-    assert old("agreed", first=b"of another chain") == {}
-    assert old("lost") == old("agreed", rings=()) == {}
-
-
-@pytest.mark.parametrize(("lacking", "left"), [({"b": ("in force",)}, ("a",)), ({"b": ("ring",)}, ("a", "b"))])
-def test_old_slots_stay_where_one_in_force_is_missing(
-    lacking: dict[str, tuple[str, ...]], left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    removed: list[object] = []
-    monkeypatch.setattr(key_store, "remove", lambda s, names: removed.append(names) or ())
-    monkeypatch.setattr(key_copies, "_noted", lambda _: key_copies.KeyCopies(1, {}))
-    monkeypatch.setattr(key_copies, "note", lambda *_: None)
-    found = copies({}, "a", "b")
-    found.slots, found.old, found.lacking = {KEY: "in force"}, {"old": ("a", "b")}, lacking
-    key_copies._settle(cast(Any, SimpleNamespace(names={})), cast(Any, SimpleNamespace(epoch=1)), found)
-    assert removed == [{"old": left}]
