@@ -148,17 +148,17 @@ class Mover:
             for record, brought in self._brought(packs):
                 done_bytes += record.size
                 self._count(record, brought)
-                if brought.verified or brought.is_lost:
+                if brought.verified:
                     partition = self.places.partition(record.name)
                     left[partition] -= 1
-                    if note and not left[partition] and not brought.is_lost:
+                    if note and not left[partition]:
                         whole[partition] = sums[partition]
                 s.listener(Progress(PHASE, done_bytes, total, "B"))
-                if note and whole and s.runtime.clock() - last >= NOTE_EVERY_S:
+                if whole and s.runtime.clock() - last >= NOTE_EVERY_S:
                     moved.note(s, whole)
                     whole, last = {}, s.runtime.clock()
         finally:
-            if note and whole:
+            if whole:
                 moved.note(s, whole)
 
     def _count(self, record: PackRecord, brought: Brought) -> None:

@@ -95,7 +95,9 @@ ROOMS: Final = {
     ),
     "lost": Room(("metasync.maintenance.lost",), ("maintenance", "commands/test_cli.py")),
     "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
-    "mending": Room(("metasync.maintenance.repair",), ("maintenance", "moving", "sync", "attacks")),
+    "mending": Room(
+        ("metasync.maintenance.repair", "metasync.moving.rebalance"), ("maintenance", "moving", "sync", "attacks")
+    ),
     "deltas": Room(("metasync.store.deltas",), ("store", "transfer", "maintenance", "sync", "workspace")),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
