@@ -196,8 +196,8 @@ class WorkspaceLock:
         return f"held by process {pid} ({command}) since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', at)}"
 
 
-LOOK_EVERY_S: Final = 0.25  # between looks at whether others wait
-TURN_S: Final = 1.0  # a push has so long for itself between two others, so that it gets on however many there are
+LOOK_EVERY_S: Final = 0.1  # between looks at whether others wait
+TURN_S: Final = 0.6  # a push has so long for itself between two others, so that it gets on however many there are
 
 
 class GiveWay(Exception):  # noqa: N818  a signal, not an error
@@ -209,13 +209,15 @@ class GiveWay(Exception):  # noqa: N818  a signal, not an error
 
 
 class Turns:
-    """Tells a push when to give way, for all its turns. For one thread.
+    """Tells a push or pull when to give way, for all its turns. For one thread.
 
-    `chunks`: file object -> its blobs, of files that an earlier turn has read.
+    `chunks`: file object -> its blobs, of files that an earlier turn has read. `left`: what a merge that gave way
+    leaves to the next turn; it alone knows what that is.
     """
 
     def __init__(self) -> None:
         self.chunks: dict[bytes, tuple[bytes, ...]] = {}
+        self.left: object = None
         self._wanted: Callable[[], bool] = lambda: False
         self._clock: Callable[[], float] = lambda: 0.0
         self._next: float | None = None

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from metasync.checkout.checkout import Checkout
+from metasync.checkout.held import delivered
 from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
@@ -154,7 +155,7 @@ def deliver(
     with _named(remote, contents):
         small, parts = _where(remote, contents, lose if on_lost is not None else None)
     total = sum(e.size for e in remote.values()) if all_bytes is None else all_bytes
-    taken = _take_left_parts(s, staging, remote, contents, parts)
+    taken = _take_left_parts(s, staging, remote, contents, parts) + _leave_delivered(staging, parts)
     chunks = contents.bases = OldChunks(s, _files(old, remote))
     taken_here = _take_here(staging, chunks, parts)
     _end_left(s, staging, [entries[path] for path in left], taken)
@@ -266,14 +267,33 @@ def _take_left_parts(
     return taken
 
 
+def _leave_delivered(staging: Staging, parts: dict[bytes, list[tuple[bytes, int]]]) -> int:
+    """Leaves out the pieces that an earlier turn of the same checkout has staged. -> their bytes."""
+    if not isinstance(staging, Checkout):
+        return 0
+    taken = 0
+    for chunk_id, places in [*parts.items()]:
+        there = [(path, offset) for path, offset in places if offset in delivered(staging, path)]
+        taken += sum(delivered(staging, path)[offset] for path, offset in there)
+        if there and len(there) == len(places):
+            del parts[chunk_id]
+        elif there:
+            parts[chunk_id] = [place for place in places if place not in there]
+    return taken
+
+
 def _end_left(s: Session, staging: Staging, whole: Sequence[Entry], parts_bytes: int) -> None:
     """Tells what an interrupted checkout had brought; the rest of it is of no use."""
     if isinstance(staging, Checkout) and staging.has_left:
-        size = sum(entry.size for entry in whole) + parts_bytes
-        if size:
-            count = f"{len(whole):,} {'file' if len(whole) == 1 else 'files'}"
-            s.listener(Notice(f"going on with {amount(size)} brought before: {count}, and parts of others"))
+        tell_brought(s, len(whole), sum(entry.size for entry in whole) + parts_bytes)
         staging.drop_left()
+
+
+def tell_brought(s: Session, files: int, size_bytes: int) -> None:
+    """Tells what an earlier run or turn had brought already."""
+    if size_bytes:
+        count = f"{files:,} {'file' if files == 1 else 'files'}"
+        s.listener(Notice(f"going on with {amount(size_bytes)} brought before: {count}, and parts of others"))
 
 
 Places: TypeAlias = tuple[dict[bytes, list[bytes]], dict[bytes, list[tuple[bytes, int]]]]

@@ -15,12 +15,13 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
+from metasync.checkout.held import Held, go_on, hold
 from metasync.checkout.plan import replaceable, unfit
 from metasync.codec import amount
-from metasync.consensus import ZERO_HASH
+from metasync.consensus import ZERO_HASH, State
 from metasync.errors import DamagedError, ExcludedError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
-from metasync.local.lock import Turns
+from metasync.local.lock import GiveWay, Turns
 from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED, Unplaced
 from metasync.merge import guard
@@ -36,7 +37,7 @@ from metasync.session.around import heeding
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import sides
-from metasync.sync.fetch import ChangedMeanwhile, Nowhere, deliver, read_here, whole
+from metasync.sync.fetch import ChangedMeanwhile, Nowhere, deliver, read_here, tell_brought, whole
 from metasync.sync.scanned import noted, summary
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
@@ -70,7 +71,17 @@ class Plan:
     merge: Merge
     left: guard.Loss
     maker: Origin
+    news: Mapping[bytes, walk.Change]
     texts: dict[bytes, MergedText] = field(default_factory=dict)
+    held: Held | None = None  # what an earlier turn has staged of it
+
+
+class _Turn(NamedTuple):
+    """What a turn that gave way leaves to the next: the plan, of a merge of these two states."""
+
+    base: State
+    target: State
+    plan: Plan
 
 
 def rebased(s: Session, base: Agreed, target: Agreed) -> Agreed:
@@ -213,9 +224,11 @@ def _integrate_once(
 ) -> PullReport:
     contents = s.contents(target)
     with heeding(s, turns):
-        if news is None and base.tree_root != target.tree_root:
-            news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
-        plan = _plan(s, base, target, news or {}, contents)
+        plan = _plan_again(s, base, target, turns, contents)
+        if plan is None:
+            if news is None and base.tree_root != target.tree_root:
+                news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
+            plan = _plan(s, base, target, news or {}, contents)
     seen, coming = plan.scan.tree, plan.merge.changes
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen]
     found = sides.in_changes(coming, {c.copy for c in waiting})
@@ -308,9 +321,31 @@ def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Ch
     asked = {*touched, *result.changes, *s.db.unplaced()}  # a checkout writes no other rows
     base_tree.hold(asked)
     merged = {t.path: texts[t.path] for t in result.text}
-    return Plan(
-        seen, rows_at(s.db, {b"", *asked}), theirs, touched if here.is_settled else None, result, left, maker, merged
+    rows, differing = rows_at(s.db, {b"", *asked}), touched if here.is_settled else None
+    return Plan(seen, rows, theirs, differing, result, left, maker, news, merged)
+
+
+def _plan_again(s: Session, base: Agreed, target: Agreed, turns: Turns | None, contents: Contents) -> Plan | None:
+    """The plan of the turn before, if all that it was made from is as it was then; the folder is looked at again."""
+    turn = turns.left if turns is not None else None
+    if not isinstance(turn, _Turn) or (turn.base, turn.target) != (base.state, target.state):
+        return None
+    plan, old = turn.plan, turn.plan.scan
+    here = _look(s, base, plan.news, contents, s.ingest())
+    seen = here.seen
+    rows = rows_at(s.db, {b"", *plan.merge.changes, *s.db.unplaced()})
+    is_same = (
+        here.is_settled == (plan.differing is not None)
+        and (seen.tree.put, seen.tree.gone) == (old.tree.put, old.tree.gone)
+        and (seen.busy, seen.deleted, seen.missing) == (old.busy, old.deleted, old.missing)
+        and (seen.unreadable, seen.skipped) == (old.unreadable, old.skipped)
+        and all(rows.get(path) == plan.rows.get(path) for path in plan.merge.changes)
     )
+    if not is_same:
+        return None
+    differing = None if plan.differing is None else {*plan.differing, *seen.put_rows, *seen.delete_rows}
+    seen.base.hold({*(differing or ()), *plan.merge.changes, *s.db.unplaced()})
+    return replace(plan, scan=seen, rows=rows, theirs=here.theirs, differing=differing)
 
 
 def _unheld(s: Session, merged: Merge) -> set[bytes]:
@@ -334,19 +369,13 @@ def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, byt
     return here
 
 
-def _check_out(
-    s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents,
-    before: Callable[[], None], turns: Turns | None,
-) -> Applied:  # fmt: skip
-    """Journals, stages and applies the plan; the folder is at `target` afterwards."""
-    s.listener(Phase("checkout"))
-    merged = dict(plan.merge.changes)
-    stale = []
-    for path in s.db.unplaced():  # what this disk could not take last time, it is offered again
-        if path not in merged and (again := plan.scan.tree.get(path)) is not None:
-            merged[path] = again
-        elif path not in merged:
-            stale.append(path)
+def _begin(
+    s: Session, base: Agreed, target: Agreed, plan: Plan, checkout: Checkout, merged: Mapping[bytes, Entry | None]
+) -> list[bytes]:
+    """Begins the checkout, or goes on with the one that the turn before has begun. -> paths to be delivered."""
+    if plan.held is not None and plan.held.comes_to(merged) and (wanted := go_on(checkout, plan.held)) is not None:
+        tell_brought(s, *plan.held.brought)
+        return wanted
     gone = set(plan.scan.deleted)
     commit = dict((BASE_KEY.entry(target.state), UNFINISHED_KEY.entry(None)))
     if plan.texts:
@@ -359,23 +388,48 @@ def _check_out(
     agreement.note_agreed(
         s, (a.content for a, here in replaced if a is not None and a.kind is not Kind.DIR and same_bytes(a, here))
     )
+    needed = None if s.db.has(UNFINISHED_KEY) else _ours(plan, merged)
+    return checkout.begin(changes, commit, version=target.state.v, needed=needed, origin=plan.maker)
+
+
+def _ours(plan: Plan, merged: Mapping[bytes, Entry | None]) -> set[bytes]:
+    """Paths with bytes that may be only here: they are not agreed with these at this path."""
+    return {p for p, e in merged.items() if e is not None and not same_bytes(e, plan.theirs.get(p))}
+
+
+def _check_out(
+    s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents,
+    before: Callable[[], None], turns: Turns | None,
+) -> Applied:  # fmt: skip
+    """Journals, stages and applies the plan; the folder is at `target` afterwards."""
+    s.listener(Phase("checkout"))
+    tree, merged = plan.scan.tree, dict(plan.merge.changes)
+    stale = []
+    for path in s.db.unplaced():  # what this disk could not take last time, it is offered again
+        if path not in merged and (again := tree.get(path)) is not None:
+            merged[path] = again
+        elif path not in merged:
+            stale.append(path)
     checkout = Checkout(s.db, s.tree)
-    # What is not agreed with these bytes at this path may be only here. A clone is to be whole.
-    ours = {p for p, e in merged.items() if e is not None and not same_bytes(e, plan.theirs.get(p))}
-    needed = None if s.db.has(UNFINISHED_KEY) else ours
-    wanted = checkout.begin(changes, commit, version=target.state.v, needed=needed, origin=plan.maker)
+    wanted = _begin(s, base, target, plan, checkout, merged)
+    if turns is not None:
+        turns.left = None  # from here on more is staged than it knows of
     try:
         for path, text in plan.texts.items():
             if path in wanted:
                 checkout.stage_whole(path, text.data)
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
-        nowhere = Nowhere(ours)
+        nowhere = Nowhere(_ours(plan, merged))
         sources = _sources(s, plan.scan, entries.values())
         deliver(s, checkout, entries, sources, contents, nowhere, old=tree, turns=turns)
         checkout.leave_out(nowhere.why)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
         checkout.abandon()
+        raise
+    except GiveWay:
+        if turns is not None:
+            turns.left = _Turn(base.state, target.state, replace(plan, held=hold(checkout)))
         raise
     except BaseException:
         checkout.pause()  # what came so far need not come again

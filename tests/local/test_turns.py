@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +22,7 @@ from metasync.events import Event, Notice, Progress
 from metasync.local import lock
 from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
 from metasync.session.session import Session
+from metasync.sync import pull as merging
 from metasync.sync.push import _Push
 from metasync.workspace import Workspace
 from metasync.worktree import merge_walk
@@ -428,3 +432,146 @@ def test_what_a_pull_has_fetched_is_taken_up_whoever_waits(lab: Lab, monkeypatch
     texts = [e.text for e in told if isinstance(e, Notice)]
     assert any("goes first" in t for t in texts)
     assert any(t.startswith("going on with ") for t in texts)
+
+
+class Turning:
+    """A pull of files of one and of many pieces that gives way so many times, each time when it has staged a piece.
+
+    Other pieces of such a turn come too late. `between` is called after each turn. `staged`: how often each piece was
+    staged; `planned`, `begun`: how often all of it was planned, and the checkout begun.
+    """
+
+    def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int, between: Callable[[], None]) -> None:
+        self.w, self.other = two_devices(lab)
+        write(
+            self.other.directory, {f"f{i:02}": os.urandom(100_000) for i in range(5)} | {"big": os.urandom(6_000_000)}
+        )
+        self.other.push()
+        self.staged: Counter[tuple[bytes, int]] = Counter()
+        self.planned = self.begun = 0
+        self._left, self._brings, self._between = times, False, between
+        self._over = threading.Event()  # the turn is
+        plan, begin, part, whole = merging._plan, Checkout.begin, Checkout.stage_part, Checkout.stage_whole
+
+        def planned(*args: Any) -> Any:
+            self.planned += 1
+            return plan(*args)
+
+        def begun(checkout: Checkout, *args: Any, **words: Any) -> Any:
+            self.begun += 1
+            return begin(checkout, *args, **words)
+
+        def stage_part(checkout: Checkout, path: bytes, offset: int, data: bytes) -> None:
+            with self._staging(path, offset):
+                part(checkout, path, offset, data)
+
+        def stage_whole(checkout: Checkout, path: bytes, data: bytes) -> None:
+            with self._staging(path, -1):
+                whole(checkout, path, data)
+
+        monkeypatch.setattr(merging, "_plan", planned)
+        monkeypatch.setattr(Checkout, "begin", begun)
+        monkeypatch.setattr(Checkout, "stage_part", stage_part)
+        monkeypatch.setattr(Checkout, "stage_whole", stage_whole)
+        monkeypatch.setattr(Turns, "look", self._look)
+        self.w._work.around.let_in = self._let_in
+
+    @contextmanager
+    def _staging(self, path: bytes, offset: int) -> Iterator[None]:
+        over = self._over
+        if self._left and self._brings:
+            assert over.wait(SOON_S)
+        if over.is_set():
+            raise RuntimeError("its turn is over")
+        yield
+        self.staged[path, offset] += 1
+        self._brings = True
+
+    def _look(self) -> None:
+        if self._brings and self._left:
+            self._left, self._brings = self._left - 1, False
+            over, self._over = self._over, threading.Event()
+            over.set()
+            raise GiveWay
+
+    def _let_in(self) -> None:
+        self._between()
+
+    def end(self) -> None:
+        """Runs the pull, and looks that all came."""
+        self.w.pull()
+        assert not self._left
+        assert tree_of(self.w.directory).items() >= tree_of(self.other.directory).items()
+
+    def staged_file(self) -> Path:
+        """A file that is staged, whole or in part."""
+        return next(p for p in sorted((self.w.directory / ".metasync" / "tmp").rglob("*")) if p.is_file())
+
+
+def test_a_turn_goes_on_with_the_plan_and_the_files_of_the_one_before(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that comes between two turns waits for no more than a look at the folder, however much was brought."""
+    pull = Turning(lab, monkeypatch, 3, lambda: None)
+    pull.end()
+    assert (pull.planned, pull.begun) == (1, 1)
+    assert set(pull.staged.values()) == {1}, "nothing is brought again"
+    assert len([1 for path, _ in pull.staged if path == b"big"]) > 3
+
+
+def test_a_folder_that_changed_between_two_turns_is_merged_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def edit() -> None:
+        write(pull.w.directory, {"mine": b"mine", "f03": b"mine too"})
+
+    pull = Turning(lab, monkeypatch, 1, edit)
+    theirs = (pull.other.directory / "f03").read_bytes()
+    pull.w.pull()
+    assert pull.planned == 2
+    assert (pull.w.directory / "mine").read_bytes() == b"mine"
+    names = [path.name for path in pull.w.directory.glob("f03*")]
+    assert {(pull.w.directory / name).read_bytes() for name in names} == {b"mine too", theirs}
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("what", ["written", "gone"])
+def test_what_was_staged_and_is_not_as_it_was_is_looked_at_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def harm() -> None:
+        path = pull.staged_file()
+        st = path.stat()
+        if what == "gone":
+            path.unlink()
+            return
+        path.write_bytes(os.urandom(st.st_size))
+        os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+    pull = Turning(lab, monkeypatch, 1, harm)
+    pull.end()
+    assert pull.begun == 2
+
+
+def test_a_checkout_that_another_began_between_two_turns_counts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other() -> None:
+        write(pull.other.directory, {"later": b"later"})
+        pull.other.push()
+        with Workspace.open(pull.w.directory) as second:
+            second.pull()
+
+    pull = Turning(lab, monkeypatch, 1, other)
+    pull.end()
+    assert (pull.w.directory / "later").read_bytes() == b"later"
+    assert not list(pull.w.directory.glob("*conflict*"))
+
+
+def test_a_version_that_came_between_two_turns_is_what_the_pull_ends_at(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def later() -> None:
+        write(pull.other.directory, {"later": b"later", "f03": b"newer"})
+        pull.other.push()
+
+    pull = Turning(lab, monkeypatch, 1, later)
+    pull.end()
+    assert pull.planned == 2
+    assert not list(pull.w.directory.glob("*conflict*"))
