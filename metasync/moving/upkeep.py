@@ -18,7 +18,7 @@ from typing import Final
 
 from metasync.errors import CancelledError, MetaSyncError
 from metasync.local import settings
-from metasync.local.state_keys import MENDING_KEY, READING_KEY, SURPLUS_KEY, UPKEEP_KEY, WIPE_KEY
+from metasync.local.state_keys import MENDING_KEY, READING_KEY, SHORT_KEY, SURPLUS_KEY, UPKEEP_KEY, WIPE_KEY
 from metasync.moving import surplus, wipe
 from metasync.moving.rebalance import Deadline, Mover, Tally, rebalance
 from metasync.reports.backends import Wiped
@@ -108,4 +108,6 @@ def mend(work: Operations, ends: Deadline) -> bool:
         mover.bring_all(packs, note=False)
         left = {p.name for p in packs} - {name for _, name in tally.done} - tally.lost
         wrong_copies.drop(s.db, noted - left)
+        if short := s.db.get(SHORT_KEY) or 0:  # they are among these, with others
+            s.db.set(SHORT_KEY, max(short - len(noted - left), min(short, len(left))))
     return len(left) < len(noted)

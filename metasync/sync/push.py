@@ -28,7 +28,7 @@ from metasync.session.session import Agreed, Session
 from metasync.sync.no_change import Begun, keys_are_everywhere
 from metasync.sync.packing import Packing, Reading
 from metasync.sync.scanned import Here, push_report, scan_folder, walk
-from metasync.transfer import late_copies
+from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.late_copies import TRAILING_KEY
 from metasync.transfer.upload import Upload, forget_notes
 from metasync.worktree.merge_walk import Walk
@@ -352,6 +352,7 @@ class _Push:
             s.db.set(BASE_KEY, state)
             s.db.set(JOURNAL_KEY, None)
             forget_notes(s.db)
+            wrong_copies.note(s.db, self._short_packs(upload))
             s.db.set(CARRIED_KEY, upload.carry() or None)
             agreement.drop_kept(s)
             if tree_root is not None:
@@ -411,6 +412,10 @@ class _Push:
         pulled = together(self.pulls) if self.pulls else None
         return replace(push_report(self.s, seen, version, changes), pulled=pulled, found_again=self.found_again)
 
+    def _short_packs(self, upload: Upload) -> list[bytes]:
+        """Names of the packs that found fewer places than copies are promised; not of those that trail."""
+        return [p.record.name for p in upload.stored if len(p.holders) < p.copies] if self.least is None else []
+
     def _report_of(self, base: Agreed, upload: Upload, report: PushReport) -> PushReport:
         """The same with what was stored."""
         policy, trails = base.config.policy(0), upload.trails()
@@ -419,7 +424,7 @@ class _Push:
             packs=len(upload.stored),
             bytes_stored=upload.bytes_stored,
             copies=policy.copies,
-            under_replicated=0 if self.least is not None else sum(len(p.holders) < p.copies for p in upload.stored),
+            under_replicated=len(self._short_packs(upload)),
             trailing=late_copies.summary(trails, self.s.names) if trails else (),
             elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),
             down={**{name: e.message for name, e in upload.transfer.down.items()}, **self.s.down},

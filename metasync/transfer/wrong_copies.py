@@ -1,4 +1,6 @@
-"""Notes packs with a copy that was noticed missing or damaged, for a later push to make good (`moving.upkeep`).
+"""Notes packs with a copy that was noticed missing or damaged, or found no place, for a later push to make good.
+
+`moving.upkeep` does that.
 
 A note is a hint: whoever acts on it looks at every copy first.
 """

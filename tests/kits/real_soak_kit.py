@@ -240,13 +240,20 @@ class RealSoak:
             time.sleep(1.0)
 
     def check(self) -> None:
-        """Nobody met a conflict, and all that was agreed is there and sound."""
+        """Nobody met a conflict, and all that was agreed is there and sound.
+
+        What was stored while two of three stores were away has one copy until it is mended: here at the latest.
+        """
         for device in self.devices:
             with Workspace.open(device.folder) as workspace:
                 assert not workspace.conflicts(), workspace.conflicts()
         with Workspace.open(self.devices[0].folder) as workspace:
-            report = workspace.check(read_data=True)
-        assert not (report.problems or report.lost or report.meta_problems or report.nowhere), report
+            before = workspace.check(read_data=True)
+            self.told(f"{before.packs} packs, {before.short} with one copy yet")
+            assert not before.lost, before
+            workspace.scrub(full=True)
+            after = workspace.check(read_data=True)
+        assert not (after.problems or after.lost or after.short or after.meta_problems or after.nowhere), after
 
     def tell_taken(self, when: str) -> None:
         for device in self.devices:

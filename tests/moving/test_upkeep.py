@@ -99,6 +99,28 @@ def test_what_check_noticed_is_made_good_by_the_next_push(lab: Lab, monkeypatch:
     assert w.check(read_data=True).problems == ()
 
 
+def test_what_found_one_place_only_gets_its_other_copy_when_the_stores_are_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = some(lab, "a", "b", "c")
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+    for name in "bc":
+        lab.faults[name].full_over_bytes = 6_000
+    write(w.directory, {"big": os.urandom(50_000)})
+    short = w.push()
+    assert short.under_replicated
+    assert w.status().under_replicated == short.under_replicated
+    for name in "bc":
+        lab.faults[name].full_over_bytes = None
+    with w._session("test") as s:
+        s.db.set(UPKEEP_KEY, None)  # its pause, after it could do nothing
+    lab.hurry()
+    push(w, "later")
+    assert w.status().under_replicated == 0
+    assert (report := w.check(read_data=True)).problems == ()
+    assert report.short == 0
+
+
 def test_what_a_pull_noticed_is_made_good(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = some(lab, "a", "b", pushes=3)
     desktop = lab.clone(lab.urls("a", "b"))
