@@ -98,7 +98,10 @@ ROOMS: Final = {
     "mending": Room(
         ("metasync.maintenance.repair", "metasync.moving.rebalance"), ("maintenance", "moving", "sync", "attacks")
     ),
-    "deltas": Room(("metasync.store.deltas",), ("store", "transfer", "maintenance", "sync", "workspace")),
+    "deltas": Room(
+        ("metasync.store.deltas", "metasync.sync.replaced_chunks", "metasync.worktree.bases"),
+        ("store", "transfer", "maintenance", "sync", "worktree", "workspace"),
+    ),
     "consensus": Room(("metasync.consensus",), ("consensus", "simulation", "vectors", *_WHOLE)),
 }
 

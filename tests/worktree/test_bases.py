@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from content_kit import IDS, noise
 
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import BASES_KEY
+from metasync.worktree import bases
 from metasync.worktree.bases import BaseCache
 from metasync.worktree.disk import Disk
 from metasync.worktree.tree import WorkTree
 
 TEXT = b"what is written again and again\n" * 1000
+FRAME = zstandard.ZstdCompressor().compress(TEXT)
 
 
 class Kept:
@@ -58,7 +61,7 @@ def put(cache: BaseCache, data: bytes, *, changes: bool = True) -> bytes:
     return object_id
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0", b"\1", b"\1no frame", b"\2" + TEXT, b"\0" + TEXT[:-1]])
+@pytest.mark.parametrize("damage", [b"", b"\0", b"\1", b"\1no frame", b"\2" + TEXT, b"\0" + TEXT[:-1], b"\2" + FRAME])
 def test_what_is_damaged_is_not_here_and_goes(kept: Kept, damage: bytes) -> None:
     cache = kept.cache()
     object_id = put(cache, TEXT)
@@ -76,6 +79,22 @@ def test_a_link_in_its_place_is_not_followed(kept: Kept, tmp_path: Path) -> None
     kept.files[0].unlink()
     (kept.dir / object_id.hex()).symlink_to(tmp_path / "secret")
     assert cache.get(object_id) is None
+
+
+def test_what_is_empty_or_too_large_for_a_chunk_is_neither_kept_nor_unpacked(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = kept.cache()
+    object_id = put(cache, TEXT)
+    assert [put(cache, data) in cache for data in (b"", b"x")] == [False, True]
+    monkeypatch.setattr(bases, "CHUNK_BYTES_MAX", len(TEXT) - 1)
+    assert cache.get(object_id) is None
+    assert [put(cache, data) in cache for data in (TEXT, TEXT[1:])] == [False, True]
+
+
+def test_what_would_take_more_than_is_freed_at_a_time_is_not_kept(kept: Kept) -> None:
+    cache = kept.cache(80_000)
+    assert [put(cache, noise(size)) in cache for size in (10_000, 9_900)] == [False, True]
 
 
 def test_a_disk_that_fails_keeps_nothing_and_ends_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +158,7 @@ def test_what_never_changed_takes_half_and_goes_first(kept: Kept) -> None:
 def test_of_what_never_changed_and_does_not_shrink_little_is_kept(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metasync.worktree.bases.UNSHRUNK_BYTES_MAX", 20_000)
     cache = kept.cache()
-    assert [put(cache, noise(9_000, n), changes=False) in cache for n in range(4)] == [True, True, False, False]
+    assert [put(cache, noise(9_000, n), changes=False) in cache for n in (0, 0, 0, 1, 2, 3)] == [True] * 4 + [False] * 2
     assert put(cache, TEXT, changes=False) in cache
     assert put(cache, noise(9_000, 4)) in cache
 
