@@ -162,7 +162,9 @@ def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry
             if _is_root_of(backend, listed.name, e, whole=goes):
                 raise UsageError(
                     f"what is at {name} holds the backend {e.name} of this workspace already",
-                    next_step=f"To link this device to it: metasync backend link {e.name} URL",
+                    next_step="Empty that store before another takes its place in it, or name another store."
+                    if goes
+                    else f"To link this device to it: metasync backend link {e.name} URL",
                 )
 
 

@@ -222,8 +222,9 @@ def test_of_two_emptied_backends_each_is_replaced_where_it_was(lab: Lab) -> None
     names = ("a", "b", "c", "d", "e")
     laptop = lab.init(lab.urls(*names), replicas=3)
     fill(lab, laptop)
-    with pytest.raises(UsageError, match="holds the backend d"):
+    with pytest.raises(UsageError, match="holds the backend d") as refused:
         laptop.backend_add(f"file://{lab.store('d')}?name=new", replaces="d")
+    assert "Empty that store" in (refused.value.next_step or "")
     for name in ("d", "e"):
         for path in lab.store(name).iterdir():
             shutil.rmtree(path)

@@ -269,6 +269,9 @@ class RealCampaign:
         return left - mended
 
     def _replace(self, name: str) -> None:
+        """Another backend takes the place of one that lost what it had, in the same store, which is emptied first."""
+        _empty(self._store(name))
+
         def config(w: Workspace) -> Config:
             w.status()
             return w._connections.config
