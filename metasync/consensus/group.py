@@ -156,6 +156,17 @@ class Group:
         """
         return self._with_its_keys(over_eras(learner.get_recent, self.participant, self.enter, known, deadline_s))
 
+    def get_recent_preparing(
+        self, known: State, *, deadline_s: float = DEADLINE_S, hurry: Hurry = lambda: False
+    ) -> Task:
+        """-> the same, for who is about to propose the next version: with nothing newer, `prepare` is done."""
+        config = yield from self._config_of(known)
+        changes = config.changed is not None and config.changed[0] == known.v  # a fence may come first
+        preparing = partial(learner.get_recent_preparing, hurry=hurry)
+        used = known.v + 1 in self.participant.rounds_used  # else each try without a quorum would add an entry
+        look = learner.get_recent if changes or used or self.owns(known) else preparing
+        return (yield from self._with_its_keys(over_eras(look, self.participant, self.enter, known, deadline_s)))
+
     def newest_seen(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
         return self._with_its_keys(over_eras(learner.newest_seen, self.participant, self.enter, known, deadline_s))

@@ -174,9 +174,16 @@ class Instance:
 
         One whose log is closed takes nothing any more, which is as good as a promise of what it can still promise.
         """
-        return sum(
-            a.log.usable and (a.log.grants(rnd) or (a.log.shut and not a.log.lacks(rnd))) and a.vouched and a.is_fresh()
-            for a in self.acceptors.values()
+        return sum(self._promised(a, rnd) for a in self.acceptors.values())
+
+    def _promised(self, a: AcceptorView, rnd: Round) -> bool:
+        gives = a.log.grants(rnd) or (a.log.shut and not a.log.lacks(rnd))
+        return a.log.usable and gives and a.vouched and a.is_fresh()
+
+    def is_quiet_below(self, rnd: Round) -> bool:
+        """True when a quorum promised `rnd` and holds no vote: nothing was decided when the first of them was asked."""
+        return rnd != NEVER and self.quorum <= sum(
+            self._promised(a, rnd) and a.log.silent for a in self.acceptors.values()
         )
 
     def top_round(self) -> Round:
@@ -217,6 +224,10 @@ class Instance:
     def has_votes(self) -> bool:
         """True when any acceptor was seen to have accepted a value."""
         return any(a.log.votes for a in self.acceptors.values())
+
+    def silent(self) -> bool:
+        """True when nothing that was read shows a vote that somebody may have counted."""
+        return all(a.log.silent for a in self.acceptors.values())
 
     def progress(self) -> int:
         """How many entries were read; grows while somebody works on this instance."""

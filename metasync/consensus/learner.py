@@ -12,8 +12,9 @@ the device knows, and an acceptor must still show the last entry that it was see
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,11 +22,12 @@ from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.chain import find_keys, shut_out
 from metasync.consensus.instance import Instance, no_quorum
 from metasync.consensus.participant import Participant
-from metasync.consensus.proposer import BehindFloorError, look_around, settle
+from metasync.consensus.proposer import BehindFloorError, Hurry, look_around, prepare, settle
 from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint, shown_epoch
 from metasync.consensus.records.state import VERSION_MAX, State
 from metasync.errors import (
     BackendError,
+    DamagedError,
     FormatError,
     NoQuorumError,
     UpgradeError,
@@ -37,6 +39,7 @@ GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows w
 GALLOP_GROWTH: Final = 16
 PAUSE_FIRST_S: Final = 0.1  # between looks while too few acceptors answer
 PAUSE_MAX_S: Final = 2.0
+PREPARE_SHARE: Final = 1 / 3  # of the time for a look, for promises in its place: where they fail it has the rest
 NARROW: Final = 8  # probes between the last version known to be there and the first known to be absent
 
 Enter = Callable[..., Task]
@@ -56,9 +59,10 @@ class _Top:
     absent: int | None = None
 
 
-def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) -> Task:
+def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float, answered: Collection[bytes] = ()) -> Task:
     """-> the newest decided State, at least as new as `known` and as any commit that ended before the call.
 
+    `answered`: acceptors whose births were seen right in this operation already.
     `ForkError` when backends contradict `known` or the device's memory; `NoQuorumError`; `UpgradeError`.
     """
     deadline = (yield Now()) + deadline_s
@@ -70,6 +74,8 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
     while True:
         instance: Instance = yield from enter(current)
         instance.begin()
+        instance.hear(answered)
+        answered = ()
         m.remember_state(current)
         m.reached = current
         if absent_above == instance.v:
@@ -119,6 +125,25 @@ def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) ->
         current = decided
 
 
+def get_recent_preparing(m: Participant, enter: Enter, known: State, deadline_s: float, hurry: Hurry) -> Task:
+    """-> what `get_recent` does, for who is about to propose the next version: asked by its PREPARE (rule 2.2).
+
+    A quorum that promises and holds no vote shows that there is nothing newer, as entries that are absent do. Else all
+    is asked as ever. `prepare` and `propose` go on from the promises. `hurry`: whether somebody waits for it.
+    """
+    deadline = (yield Now()) + deadline_s
+    instance: Instance = yield from enter(known)
+    instance.take_prepared()  # an earlier operation's promises say nothing of now
+    m.remember_state(known)
+    m.reached = known
+    with contextlib.suppress(BehindFloorError, NoQuorumError, DamagedError):  # the look says more of it
+        if (yield from prepare(m, instance, deadline_s * PREPARE_SHARE, hurry)):
+            if instance.is_quiet_below(instance.prepared):
+                return known
+            instance.take_prepared()
+    return (yield from get_recent(m, enter, known, max(deadline - (yield Now()), 0.0), instance.heard))
+
+
 def newest_seen(m: Participant, enter: Enter, known: State, deadline_s: float) -> Task:
     """-> the newest state that any reachable acceptor proves decided, without a quorum: for a read-only look."""
     deadline = (yield Now()) + deadline_s
@@ -148,8 +173,8 @@ def _probe(m: Participant, instance: Instance, deadline: float) -> Task:
         yield from look_around(m, instance, left, beyond=True, grace=True)
         instance.check_rollback()
         yield from instance.check_fork()
-        if instance.read() >= instance.quorum or instance.progress() or instance.is_behind_floor():
-            return
+        if instance.read() >= instance.quorum or not instance.silent() or instance.is_behind_floor():
+            return  # what others only prepared is no news, and without a quorum nobody can finish it
         now = yield Now()
         if now >= deadline or _hopeless(m, instance):
             instance.check_upgrade()

@@ -167,7 +167,11 @@ class _Attempt:
     def prepare(self, hurry: Hurry) -> Task:
         """Phase 1 alone, once. -> bool: a quorum promised, or there is no phase 1 to do."""
         i, m = self.instance, self.m
-        i.take_prepared()
+        prepared = i.take_prepared()
+        m.now = yield Now()
+        if prepared != NEVER and i.promises(prepared) >= i.quorum:  # instead of a look
+            i.prepared = prepared
+            return True
         if owns(m, i):
             return True
         i.begin()

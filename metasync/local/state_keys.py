@@ -213,6 +213,7 @@ JOINING_KEY: Final = Key("joining", BYTES)  # ways to backends that this device 
 # What is agreed (`session.agreement`).
 BASE_KEY: Final = Key("base", BYTES)  # `State` that this folder is at
 NEWEST_KEY: Final = Key("newest", BYTES)  # newest `State` that this device saw decided: never gone back behind
+OWN_KEY: Final = Key("own", BYTES, None)  # the hash of the last state that this device proposed and saw decided
 LINE_KEY: Final = Key("line", BYTES, None)  # `State`s that lead to the skip of the next version
 ERA_KEY: Final = Key("era", BYTES)  # the beginning of the newest era that this device passed to
 LEFT_KEY: Final = Key("left", BYTES)  # `State` of an old era that the folder was at, until that is merged

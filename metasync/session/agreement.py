@@ -38,6 +38,7 @@ from metasync.local.state_keys import (
     INVITED_KEY,
     KEPT_KEY,
     META_KIND,
+    OWN_KEY,
     REPLACED,
     RETIRED_KEY,
     UNLINKED_KEY,
@@ -72,16 +73,33 @@ FLOORS_KEY: Final = state_keys.FLOORS_KEY.holding(Progress.encode, decode_progre
 
 @contextlib.contextmanager
 def looking(
-    s: Session, *, deadline_s: float = DEADLINE_S, on_news: Callable[[], object] | None = None
+    s: Session,
+    *,
+    deadline_s: float = DEADLINE_S,
+    on_news: Callable[[], object] | None = None,
+    preparing: bool = False,
 ) -> Iterator[Callable[[], State]]:
     """Asks for the newest decided state beside what the caller does; `told` takes the answer.
 
     Nothing else may be asked of logs until then, or until the block ends. A worker calls `on_news` at the first sign of
-    a newer state, a round trip or two before it is known: time to load what it will need.
+    a newer state, a round trip or two before it is known: time to load what it will need. `preparing`: asks by what a
+    proposal begins with, which then need not be asked any more.
     """
-    task = s.group.get_recent(s.newest_state(), deadline_s=_left_of(s, deadline_s))
+    known, left_s, waited = s.newest_state(), _left_of(s, deadline_s), False
+    if preparing:
+        _recall(s)
+        task = s.group.get_recent_preparing(known, deadline_s=left_s, hurry=lambda: waited)
+    else:
+        task = s.group.get_recent(known, deadline_s=left_s)
     with s.runtime.beside(task if on_news is None else _heeding(s, task, on_news)) as look:
-        yield look
+
+        def answer() -> State:
+            nonlocal waited
+            waited = True
+            state: State = look()
+            return state
+
+        yield answer
 
 
 def _heeding(s: Session, look: Task, on_news: Callable[[], object]) -> Task:
@@ -199,6 +217,15 @@ def need_not_ask(s: Session) -> bool:
     return True
 
 
+def may_prepare(s: Session) -> bool:
+    """Whether a small push may begin with its proposal in place of a look for news (consensus.md, rule 2.2).
+
+    Where this device pushed last there is most often nothing newer. Elsewhere a look is cheaper than a proposal that
+    finds one.
+    """
+    return s.db.get(OWN_KEY) == s.newest_state().hash
+
+
 def newest_seen(s: Session) -> Agreed:
     """Loads the newest state that any reachable backend proves decided; there may be newer ones."""
     return s.load(s.runtime.run(s.group.newest_seen(s.newest_state(), deadline_s=LOOK_S)))
@@ -222,6 +249,8 @@ def remember(s: Session, state: State, *, own: bool = False) -> None:
         if newer:
             s.db.set(NEWEST_KEY, state)
             line = s.db.get(LINE_KEY)
+            if own:
+                s.db.set(OWN_KEY, state.hash)
             if state.hash != known.hash or line is None:
                 s.db.set(LINE_KEY, line_after(line or (), (known, state)))
         notices = [Notice(text, warning=True) for text in _cross(s, known, state)]

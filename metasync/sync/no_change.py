@@ -6,7 +6,7 @@ of the ordinary is left to `push` and `pull`, which say more than "nothing".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.consensus import ZERO_HASH
@@ -29,6 +29,7 @@ from metasync.local.state_keys import (
 )
 from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.worktree.merge_walk import Walk, walk_index
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from metasync.worktree.tree import WorkTree
 
 
+SMALL_FILES_MAX: Final = 64  # that are read for a push which begins with its proposal
 _TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
 
 
@@ -60,18 +62,20 @@ def may_be(s: Session) -> bool:
     return quiet and s.config.logs_suffice and nothing_left(s.db, s.tree, known.epoch)
 
 
-def push(s: Session, look: Callable[[], State] | None) -> PushReport | Begun:
+def push(s: Session, looks: Sequence[Callable[[], State]]) -> PushReport | Begun:
     """What a push reports that finds nothing changed, here or elsewhere; else what it is to go on with.
 
-    `look` is under way, and waited for where nothing has changed here; None: begun then. `NoQuorumError`. Where the
-    program looks for news by itself (`Session.around`), nobody is asked.
+    `looks`: the look that is under way, if one was begun before the walk or meanwhile. Where nothing has changed here
+    it is waited for; if there is none, it is begun then. `NoQuorumError`. Where the program looks for news by itself
+    (`Session.around`), nobody is asked.
     """
     base = s.base_state()
     root = _tree_root(s, base)
     if root is None or not _is_in(s, base):
-        return Begun(look, None)
+        return Begun(next(iter(looks), None), None)
     s.listener(Phase("scan"))
     walk = walk_index(s.tree, s.db, root, s.around.hints())
+    look = next(iter(looks), None)
     if walk is None or not walk.is_quiet:
         return Begun(look, walk)
     if s.around.looks:
@@ -79,6 +83,12 @@ def push(s: Session, look: Callable[[], State] | None) -> PushReport | Begun:
     if (agreement.ask_newest(s) if look is None else agreement.told(s, look)).hash != base.hash:
         return Begun(look, walk)
     return PushReport(None, Changes(), down=dict(s.down))
+
+
+def is_small(walk: Walk | None) -> bool:
+    """Whether what a walk found is stored about as soon as others hear of it: nobody is held up by a proposal that
+    begins before that."""
+    return walk is not None and len(walk.unread) <= SMALL_FILES_MAX and walk.unread.size_bytes <= SMALL_BYTES_MAX
 
 
 def pull(s: Session, look: Callable[[], State]) -> PullReport | None:

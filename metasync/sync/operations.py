@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +35,7 @@ from metasync.session.session import Operations, Session
 from metasync.sync import no_change
 
 if TYPE_CHECKING:
+    from metasync.consensus import State
     from metasync.reports.sync import PullReport, PushReport
     from metasync.session.connections import Connections
 
@@ -128,13 +129,9 @@ def _push(
     with work.begun("push", first=first) as s, contextlib.ExitStack() as stack:
         begun, is_quiet = None, no_change.may_be(s)
         if is_quiet and not dry_run and durability is None:
-            asks = not agreement.need_not_ask(s)
-            look = stack.enter_context(agreement.looking(s)) if asks and not work.around.looks else None
-            found = no_change.push(s, look)
+            found = _looked(s, stack)
             if not isinstance(found, no_change.Begun):
                 return found
-            if asks and look is None:
-                found = found._replace(look=stack.enter_context(agreement.looking(s)))
             begun = found
         if not is_quiet:
             finish(s)
@@ -145,6 +142,39 @@ def _push(
         from metasync.sync.push import run
 
         return run(s, message, force=force, durability=durability, turns=turns, begun=begun)
+
+
+def _looked(s: Session, stack: contextlib.ExitStack) -> PushReport | no_change.Begun:
+    """Walks the folder, and begins to ask for news, for as long as the stack lasts.
+
+    A look goes on beside the walk. Where the push may begin with its proposal in place of one, it waits until the walk
+    has found a small change, or has gone through so much of a folder that it would be kept up.
+    """
+    asks = not agreement.need_not_ask(s)
+    looks: list[Callable[[], State]] = []
+    looked = s.tree.looked
+
+    def begin(*, preparing: bool = False) -> None:
+        looks.append(stack.enter_context(agreement.looking(s, preparing=preparing)))
+
+    def begin_late(names: int) -> None:
+        looked(names)
+        if not looks:
+            begin()
+
+    if asks and not s.around.looks:
+        if agreement.may_prepare(s):
+            s.tree.looked = begin_late
+        else:
+            begin()
+    try:
+        found = no_change.push(s, looks)
+    finally:
+        s.tree.looked = looked
+    if isinstance(found, no_change.Begun) and asks and not looks:
+        begin(preparing=agreement.may_prepare(s) and no_change.is_small(found.walk))
+        found = found._replace(look=looks[0])
+    return found
 
 
 def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:

@@ -191,11 +191,21 @@ def test_a_look_that_changes_nothing_writes_nothing_where_nothing_was_voted_for(
 def test_who_is_shut_out_is_told_so_where_few_answer_and_show_something(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Forger(look.world, look.ws, 0).tell(look.base, "a", Kind.PREPARE, look.logs.proposer.round(1))
+    look.push(look.base)
     look.world.down = {"b", "c"}
     monkeypatch.setattr(learner, "_check_shut_out", raising(ExcludedError("revoked")))
     with pytest.raises(ExcludedError, match="revoked"):
         look.recent(deadline_s=3.0)
+
+
+def test_what_was_only_prepared_is_finished_by_nobody_without_a_quorum(look: Look) -> None:
+    """A device that is kept offline for weeks would fill the log of the one backend that it reaches."""
+    Forger(look.world, look.ws, 0).tell(look.base, "a", Kind.PREPARE, look.logs.proposer.round(1))
+    look.world.down = {"b", "c"}
+    before = look.creates()
+    with pytest.raises(NoQuorumError):
+        look.recent(deadline_s=3.0)
+    assert look.creates() == before
 
 
 def test_where_no_quorum_can_come_about_nobody_waits_for_it(look: Look) -> None:

@@ -25,6 +25,7 @@ from metasync import config, consensus
 from metasync.consensus import learner, proposer
 from metasync.consensus.acceptors import log
 from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.instance import Instance
 from metasync.consensus.proposer import JOURNAL_KEY, Journal
 from metasync.consensus.records import log_replay
@@ -292,11 +293,10 @@ def _no_birth() -> Iterator[None]:
 
 @mutant("no-birth-promise", "births are checked beside ACCEPT only, not beside PREPARE")
 def _no_birth_promise() -> Iterator[None]:
-    def promises(self: Instance, rnd: Round) -> int:
-        logs = [a.log for a in self.acceptors.values()]
-        return sum(log.usable and log.closed is None and log.promised == rnd for log in logs)
+    def promised(self: Instance, a: AcceptorView, rnd: Round) -> bool:
+        return a.log.usable and a.log.closed is None and a.log.promised == rnd
 
-    with mock.patch.object(Instance, "promises", promises):
+    with mock.patch.object(Instance, "_promised", promised):
         yield
 
 

@@ -10,11 +10,18 @@ import pytest
 from workspace_kit import Lab, tree_of, write
 
 from metasync.backends.wrappers.wrapper import Call, T
+from metasync.consensus import Group
 from metasync.consensus.hints import HEAD_EVERY_S
 from metasync.errors import NoQuorumError
+from metasync.runtime.effects import Task
+from metasync.runtime.sizes import SMALL_BYTES_MAX
+from metasync.session import agreement
 from metasync.session.open_backend import Machine
+from metasync.session.session import Session
+from metasync.sync.no_change import SMALL_FILES_MAX
 from metasync.testing.counting import CountingBackend
 from metasync.workspace import Workspace
+from metasync.worktree import merge_walk
 
 NAMES = ("a", "b", "c")
 
@@ -156,6 +163,125 @@ def test_the_next_process_asks_for_no_floor_that_was_not_there_today(
         w.push()
         floors = heard.take()["get floor"]
         assert floors >= 2 if mark else floors == 0
+
+
+def cold(lab: Lab, w: Workspace, heard: Heard) -> Counter[str]:
+    """What the next process asks for that pushes."""
+    w.close()
+    heard.take()
+    w = lab.reopen(w)
+    w.push()
+    w.close()
+    calls = heard.take()
+    del calls["identity "]  # asks a store in memory, and no provider
+    return calls
+
+
+def test_a_process_of_its_own_begins_with_its_proposal(lab: Lab, heard: Heard) -> None:
+    """Where this device pushed last no look goes before it. Of several pushes the one that asks for least: some store
+    a merged index, and one may take up a call that another left behind."""
+    w = warm(lab)
+    least = None
+    for n in range(8):
+        write(w.directory, {"f": b"a process each %d" % n})
+        calls = cold(lab, w, heard)
+        least = calls if least is None or calls.total() < least.total() else least
+    assert least is not None
+    assert least["create px"] <= 6, "PREPARE and ACCEPT"
+    assert least["get birth"] <= 6, "one beside each"
+    assert least["get px"] <= 3, "what was last seen there is still there"
+    assert least["put packs"] == 2
+    assert least["put devices"] <= 3
+    assert least.total() <= 20
+
+
+@pytest.mark.parametrize("what", ["another device", "large", "many", "nothing"])
+def test_a_process_looks_first_where_a_proposal_might_be_in_vain(lab: Lab, heard: Heard, what: str) -> None:
+    """Another device pushed last; or the push takes long, and would keep others waiting; or there is nothing to do."""
+    w = warm(lab)
+    if what == "another device":
+        d = lab.clone(lab.urls(*NAMES, kind="memory"))
+        write(d.directory, {"g": b"of the other"})
+        d.push()
+        w.pull()
+    w.close()
+    heard.take()
+    w = lab.reopen(w)
+    if what == "large":
+        write(w.directory, {"f": bytes(SMALL_BYTES_MAX + 1)})
+    elif what == "many":
+        write(w.directory, {f"many/{n}": b"%d" % n for n in range(SMALL_FILES_MAX + 1)})
+    elif what != "nothing":
+        write(w.directory, {"f": b"small"})
+    asked: list[str] = []
+    real = Group.get_recent
+
+    def looks(*words: object, **more: object) -> Task:
+        asked.append("look")
+        return real(*words, **more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Group, "get_recent", looks)
+        report = w.push()
+    assert (report.version is None) is (what == "nothing")
+    assert asked == ["look"]
+    if what == "nothing":
+        assert heard.take()["create px"] == 0
+
+
+def test_a_large_folder_is_looked_for_beside_its_walk(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is newest is not asked after the walk where that takes long."""
+    w = warm(lab)
+    monkeypatch.setattr(merge_walk, "LOOKED_EVERY", 1)
+    w = lab.reopen(w)
+    asked: list[str] = []
+    looking, walk = agreement.looking, merge_walk.walk_index
+
+    def look(s: Session, **how: object) -> object:
+        asked.append("look")
+        return looking(s, **how)  # type: ignore[arg-type]
+
+    def walked(*words: object) -> object:
+        found = walk(*words)  # type: ignore[arg-type]
+        asked.append("walked")
+        return found
+
+    monkeypatch.setattr(agreement, "looking", look)
+    monkeypatch.setattr("metasync.sync.no_change.walk_index", walked)
+    assert w.push().version is None
+    assert asked == ["look", "walked"]
+    write(w.directory, {"f": b"something"})
+    w = lab.reopen(w)
+    assert w.push().version is not None
+    assert asked == ["look", "walked"] * 2, "one look"
+
+
+def test_news_that_a_proposal_met_are_merged(lab: Lab) -> None:
+    """It found another device's version in its place."""
+    w = warm(lab)
+    d = lab.clone(lab.urls(*NAMES, kind="memory"))
+    write(d.directory, {"g": b"of the other"})
+    theirs = d.push().version
+    w = lab.reopen(w)
+    write(w.directory, {"h": b"mine"})
+    report = w.push()
+    assert theirs is not None
+    assert report.version == theirs + 1
+    assert (w.directory / "g").read_bytes() == b"of the other"
+
+
+def test_a_proposal_without_a_quorum_stores_nothing(lab: Lab, heard: Heard) -> None:
+    w = warm(lab)
+    w = lab.reopen(w)
+    lab.faults["b"].wipe()
+    lab.faults["c"].wipe()
+    lab.hurry(0.3)
+    heard.take()
+    write(w.directory, {"f": b"nobody may know of this"})
+    with pytest.raises(NoQuorumError) as e:
+        w.push()
+    assert "may be committed" not in e.value.message
+    assert heard.take()["put packs"] == 0
 
 
 def test_heads_are_written_once_a_minute_and_in_the_end(lab: Lab, heard: Heard) -> None:

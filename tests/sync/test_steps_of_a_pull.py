@@ -234,7 +234,7 @@ def test_a_device_that_is_none_of_the_versions_devices_has_something_to_do(monke
     monkeypatch.setattr(no_change, "_is_in", lambda *_: False)
     look: Any = "the look"
     s: Any = SimpleNamespace(base_state=lambda: None)
-    assert no_change.push(s, look) == no_change.Begun(look, None)
+    assert no_change.push(s, [look]) == no_change.Begun(look, None)
 
 
 def test_a_tree_far_beyond_the_disk_is_refused_while_it_is_read() -> None:
