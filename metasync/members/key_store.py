@@ -7,6 +7,7 @@ passphrase" is reported only after all reachable slots were tried (architecture.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -39,6 +40,7 @@ from metasync.keys.slots import (
     trials,
 )
 from metasync.runtime.effects import Op, Reply, each
+from metasync.session import agreement
 from metasync.session.session import Session
 
 FOLDER: Final = "keys"
@@ -111,7 +113,8 @@ def key_of(data: bytes) -> tuple[int, bytes] | None:
 def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
     """Opens the admin key of `state`'s epoch with the passphrase or the recovery phrase.
 
-    `PassphraseError` once all slots within reach were tried, `NoQuorumError` or `DamagedError` when there is none.
+    `PassphraseError` once all slots within reach were tried, `NoQuorumError` or `DamagedError` when there is none;
+    `WorkspaceError` where another device changed the keys since `state` was agreed, and so deleted the slots of these.
     """
     devices = s.devices_of(state)
     files = look(s)
@@ -128,7 +131,18 @@ def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
                 return Opened(state, devices, secret, admin, files)
         except (PassphraseError, FormatError, UpgradeError):
             continue
+    if not candidates and not files.failed:
+        _refuse_older(s, state)
     raise _closed(files, len(candidates), len(order.names), order.left + files.left, phrase_fault(passphrase))
+
+
+def _refuse_older(s: Session, state: State) -> None:
+    """`WorkspaceError` where a version with other keys was agreed since `state`. Without a quorum nobody knows."""
+    with contextlib.suppress(NoQuorumError):
+        if agreement.ask_newest(s, deadline_s=ASK_TIMEOUT_S).epoch != state.epoch:
+            raise WorkspaceError(
+                "another device changed the keys meanwhile; nothing was changed by this one", next_step="Run again."
+            )
 
 
 def _closed(files: KeyFiles, found: int, tried: int, left: int, fault: PhraseFault | None) -> Exception:
