@@ -96,7 +96,14 @@ ROOMS: Final = {
     "lost": Room(("metasync.maintenance.lost",), ("maintenance", "commands/test_cli.py")),
     "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
     "mending": Room(
-        ("metasync.maintenance.repair", "metasync.moving.rebalance"), ("maintenance", "moving", "sync", "attacks")
+        (
+            "metasync.maintenance.repair",
+            "metasync.maintenance.scrub",
+            "metasync.maintenance.scrub_failures",
+            "metasync.maintenance.scrub_reading",
+            "metasync.moving.rebalance",
+        ),
+        ("maintenance", "moving", "sync", "attacks"),
     ),
     "deltas": Room(
         ("metasync.store.deltas", "metasync.sync.replaced_chunks", "metasync.worktree.bases"),
