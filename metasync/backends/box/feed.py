@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from metasync.backends.api import Change, Inventory, Item
 from metasync.backends.box.folders import File, Folders, file_of, is_under, text_of
@@ -14,8 +14,17 @@ _GONE: Final = frozenset({"ITEM_TRASH"})
 _THERE: Final = frozenset(
     {"ITEM_CREATE", "ITEM_UPLOAD", "ITEM_MOVE", "ITEM_RENAME", "ITEM_COPY", "ITEM_UNDELETE_VIA_TRASH"}
 )
-_WATCH_LATE_S: Final = 60
+_WATCH_LATE_S: Final = 150  # beyond what was asked for: Box says that a poll takes 610 s, and takes no wish for less
+_SERVER_MOST: Final = 60  # polls at one server, or minutes, whatever Box says
 _FEED_S: Final = 20 * 86_400.0  # Box keeps events for three weeks, and says nothing of those that it dropped
+
+
+class _Server(NamedTuple):
+    """Where a long poll goes: an address that Box gave out, for so many more polls, until a time."""
+
+    url: str
+    polls: int
+    until: float
 
 
 class Feed:
@@ -23,6 +32,7 @@ class Feed:
 
     def __init__(self, at: Folders) -> None:
         self._at = at
+        self._server: _Server | None = None  # where the next long poll may go
 
     def inventory(self, attempt: str, path: str, cursor: str) -> Inventory:
         """A list of what is below, folder by folder, then the account's feed of events."""
@@ -60,21 +70,34 @@ class Feed:
         return text_of(attempt, self._at.client.ask(attempt, lambda box: _now(box)).next_stream_position)
 
     def watch(self, attempt: str, cursor: str, timeout_s: float) -> Change:
-        """What came since the cursor, else a long poll. It tells of all that changes in the account."""
+        """A long poll, which tells of all that changes in the account. What came since the cursor ends it at once.
+
+        Box gives out a server for some polls and some minutes. One that ends with "reconnect" ends its server's use.
+        """
         if not cursor:
             return Change(self.position(attempt), True)
-        told = self._news(attempt, cursor)
-        newest = text_of(attempt, told.next_stream_position)
-        if told.entries:
-            return Change(newest, True)
-        servers = self._at.client.ask(attempt, lambda box: box.events.get_events_with_long_polling())
-        urls = [str(one.url) for one in servers.entries or () if getattr(one, "url", None)]
-        if not urls:
-            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
-        where = urls[0].replace("http://", "https://", 1)  # Box's description has both
-        url = f"{where}{'&' if '?' in where else '?'}stream_position={newest}"
+        if not cursor.isdigit():
+            raise NotFoundError(f"{attempt}: this cursor is too old")
+        server = self._server
+        if server is None or server.polls <= 0 or server.until <= time.monotonic():
+            server = self._server_for(attempt)
+        self._server = None  # unless all goes well
+        url = f"{server.url}{'&' if '?' in server.url else '?'}stream_position={cursor}"
         _, _, body = self._at.client.fetch(attempt, url, within_s=round(timeout_s) + _WATCH_LATE_S)
-        return Change(newest, b'"new_change"' in body)
+        if b'"new_change"' not in body:
+            return Change(cursor, False)
+        told = self._news(attempt, cursor)
+        self._server = server._replace(polls=server.polls - 1)
+        return Change(text_of(attempt, told.next_stream_position), True)
+
+    def _server_for(self, attempt: str) -> _Server:
+        told = self._at.client.ask(attempt, lambda box: box.events.get_events_with_long_polling())
+        servers = [one for one in told.entries or () if getattr(one, "url", None)]
+        if not servers:
+            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+        url = str(servers[0].url).replace("http://", "https://", 1)  # Box's description has both
+        minutes, polls = (_count(getattr(servers[0], name, None)) for name in ("ttl", "max_retries"))
+        return _Server(url, polls, time.monotonic() + 60.0 * minutes)
 
     def _events(self, attempt: str, path: str, position: str) -> Inventory:
         told = self._news(attempt, position)
@@ -127,3 +150,9 @@ def _now(box: Any) -> Any:
 def _feed(mark: str, position: str) -> str:
     """A cursor of the feed, with its time."""
     return f"feed {mark} {position} {int(time.time())}"
+
+
+def _count(told: object) -> int:
+    """A number as Box tells it, within reason; 1 where it is none."""
+    text = str(told)
+    return min(int(text), _SERVER_MOST) if text.isdecimal() and len(text) < 9 else 1
