@@ -30,6 +30,7 @@ from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
 LARGE = 400_000  # a file of several chunks: of 256 KiB on average
+SHORT: Final = 15_000  # bytes that no seed of the chunker cuts
 
 
 def edited(data: bytes, n: int) -> bytes:
@@ -44,6 +45,12 @@ def history(n: int, size: int = LARGE) -> list[bytes]:
     for i in range(n):
         docs.append(edited(docs[-1], i))
     return docs
+
+
+@pytest.fixture
+def uncut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of 90,000 bytes is one chunk, whatever the workspace's seed is: some cut it in two."""
+    monkeypatch.setattr("metasync.objects.chunker._Cutter._is_cut", lambda *_: False)
 
 
 def index_of(w: Workspace) -> Index:
@@ -99,6 +106,7 @@ def test_without_the_old_bytes_a_chunk_is_stored_whole(lab: Lab, what: str, monk
     comes_to_others(lab, w)
 
 
+@pytest.mark.usefixtures("uncut")
 def test_damaged_old_bytes_are_not_used(lab: Lab) -> None:
     w = lab.init(lab.urls(*NAMES))
     docs = history(2, 90_000)
@@ -280,9 +288,10 @@ def test_two_devices_make_deltas_of_the_same_base(lab: Lab) -> None:
 # ---- what it gives
 
 
+@pytest.mark.usefixtures("uncut")
 def test_a_document_edited_many_times(lab: Lab) -> None:
     w = lab.init(lab.urls(*NAMES))
-    docs = history(20, 90_000)  # one chunk
+    docs = history(20, 90_000)
     push(w, docs[0])
     first = stored(lab)
     for doc in docs[1:]:
@@ -319,6 +328,7 @@ def test_forgetting_a_path_empties_what_is_kept_for_deltas(lab: Lab) -> None:
     assert not list((w.directory / ".metasync/bases").iterdir())
 
 
+@pytest.mark.usefixtures("uncut")
 def test_a_full_cache_keeps_what_deltas_will_be_made_of(lab: Lab) -> None:
     """Room for eleven chunks: the whole one at the end of the chain outlives twenty others."""
     w = lab.init(lab.urls(*NAMES))
@@ -410,9 +420,6 @@ def test_many_inserts_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what is rotten
 
 
-SHORT: Final = 15_000  # bytes that no seed of the chunker cuts
-
-
 def chain(lab: Lab, versions: int = 4) -> tuple[Workspace, list[bytes]]:
     """A document that is a delta of a delta."""
     w = lab.init(lab.urls(*NAMES))
@@ -490,7 +497,7 @@ def down(lab: Lab) -> int:
     return sum(lab.counts[name].take().down_bytes for name in NAMES)
 
 
-@pytest.mark.parametrize("size", [90_000, 2_000_000])
+@pytest.mark.parametrize("size", [SHORT, 2_000_000])
 def test_a_pull_brings_the_difference(lab: Lab, size: int) -> None:
     w = lab.init(lab.urls(*NAMES))
     docs = history(3, size)
