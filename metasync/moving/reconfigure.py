@@ -201,7 +201,7 @@ def _outvoting(old: Config, new: Config) -> Config:
     if blocks or copies <= free:
         free = 0
     impossible = new.f > 0 and (new.n < 3 * new.f + 1 or blocks or copies <= new.f)
-    gained = new.f == 0 and free > 0 and new.n != old.n and not new.trusting
+    gained = new.f == 0 and new.n != old.n and not new.trusting
     return replace(new, mode="bft" if free else "crash", f=free) if impossible or gained else new
 
 

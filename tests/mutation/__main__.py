@@ -105,6 +105,10 @@ ROOMS: Final = {
         ),
         ("maintenance", "moving", "sync", "attacks"),
     ),
+    "backends": Room(
+        ("metasync.moving.reconfigure", "metasync.moving.add_backend"),
+        ("moving", "members", "maintenance", "session", "attacks"),
+    ),
     "deltas": Room(
         ("metasync.store.deltas", "metasync.sync.replaced_chunks", "metasync.worktree.bases"),
         ("store", "transfer", "maintenance", "sync", "worktree", "workspace"),
