@@ -11,7 +11,7 @@ import pytest
 from metasync.consensus import JOURNAL_KEY, NOTHING, ZERO_HASH, Ref
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UsageError, WorkspaceError
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance import collect, line, sweep
+from metasync.maintenance import collect, line, lost, sweep
 from metasync.session.folder import BASE_KEY
 from metasync.store import collection, retention
 from metasync.store.collection import Plan
@@ -166,6 +166,31 @@ def test_only_damage_is_told_with_the_way_past_it(steps: Steps) -> None:
         with pytest.raises(type(error)) as told:
             steps.run._mark([], Retained(), base(3), contents)
         assert ("Nothing was deleted" in told.value.next_step) is isinstance(error, DamagedError)
+
+
+@pytest.mark.parametrize(
+    ("gone", "way"),
+    [
+        ([b"big", b"a file"], "`metasync forget big 'a file'` takes that out"),
+        ([b"folder/", b"big"], "`metasync forget big` takes that out"),
+        ([b"folder/"], ""),
+        ([], ""),
+    ],
+    ids=["files", "a directory too", "a directory", "unknown"],
+)
+def test_forgetting_is_told_as_a_way_past_files_alone(steps: Steps, gone: list[bytes], way: str) -> None:
+    """A directory whose rows cannot be read is taken out of no version: there is nothing to make it anew from."""
+    of = tuple(SimpleNamespace(path=path, path_str=path.decode()) for path in gone)
+    steps.patch.setattr(lost, "named", lambda _, __, error: (error, of))
+
+    def walk(_: object) -> None:
+        raise DamagedError("torn")
+
+    contents: Any = SimpleNamespace(walk=walk)
+    with pytest.raises(DamagedError) as told:
+        steps.run._mark([], Retained(), base(3), contents)
+    assert way in told.value.next_step
+    assert ("metasync forget" in told.value.next_step) is bool(way)
 
 
 def test_what_the_fence_lets_go_or_an_index_names_is_no_stray(steps: Steps) -> None:

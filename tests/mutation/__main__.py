@@ -88,6 +88,7 @@ ROOMS: Final = {
         (
             "metasync.maintenance.scrub_record",
             "metasync.store.inventory",
+            "metasync.store.moves",
             "metasync.store.retained",
             "metasync.store.retention",
         ),
@@ -102,6 +103,7 @@ ROOMS: Final = {
             "metasync.maintenance.scrub_failures",
             "metasync.maintenance.scrub_reading",
             "metasync.moving.rebalance",
+            "metasync.moving.upkeep",
         ),
         ("maintenance", "moving", "sync", "attacks"),
     ),

@@ -391,3 +391,22 @@ def test_packs_are_read_where_merged_changes_had_them_and_not_where_trims_had() 
         assert merged.had(n) == had
         assert merged.givers(n) == [i for i in had if i not in now]
         assert merged.receivers(n) == [i for i in merged.primary(n) if i not in had]
+
+
+def test_what_a_trim_gave_up_is_read_no_more_though_the_mapping_is_another_now() -> None:
+    """Only merged mappings say where else packs lie: of those that were trimmed the copies may be gone."""
+    trimmed = moves.trimmed(three())
+    now = grown(trimmed, 0, 64)
+    names = [random.Random(i).randbytes(32) for i in range(50)]
+    places = Places(now, None)
+    assert any(placement_of(trimmed).primary(n) != places.primary(n) for n in names)
+    assert [n for n in names if places.is_displaced(n) or places.had(n)] == []
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False])
+def test_a_mapping_that_placed_nothing_cuts_ids_if_it_was_trimmed(is_trimmed: bool) -> None:
+    """What was merged has deleted nothing, whatever number of copies another device wrote there."""
+    config = three()
+    former = moves._former(config, is_trimmed=is_trimmed)._replace(copies=0)
+    config = moves._with_earlier(config, [former])
+    assert moves.fresh(config, config) == ({b.backend_id for b in config.backends} if is_trimmed else set())
