@@ -89,7 +89,7 @@ def stop(verb: Verb, taken: Loss) -> GuardError | None:
     renamed = f" (and {taken.renamed:,} renamed, which count as kept)" if taken.renamed else ""
     return GuardError(
         f"this {verb} would delete {what} {taken.files:,} files {_WHERE[verb]}{renamed}: {names}{more}",
-        next_step=f"nothing was changed. If that is what you want, run it again with --force; else {_LOOK[verb]}.",
+        next_step=f"nothing was changed. If that is what you want: metasync {verb} --force; else {_LOOK[verb]}.",
         deleted=len(taken.deleted),
         files=taken.files,
     )

@@ -92,7 +92,7 @@ def of_backend(name: str, reason: str, now_s: float) -> Problem:
     """A backend that a push or pull did without."""
     kind: Kind = "login" if LOGIN in reason else "backend"
     step = "Nothing, if it is back soon: what it lacks is brought to it then. `metasync backend list` tells more."
-    return Problem(f"backend:{name}", kind, f"{name} is away: {reason}", step, now_s)
+    return Problem(f"backend:{name}", kind, f"the backend {name} is away: {reason}", step, now_s)
 
 
 def of_watches(needed: int, limit: int, now_s: float) -> Problem:

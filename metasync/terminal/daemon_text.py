@@ -72,5 +72,6 @@ def _activity(a: Activity | None) -> str:
 
 
 def _problem(p: Problem, now_s: float) -> list[str]:
-    head = f"{sentence(p.text).rstrip('.')}, since {_at(p.since_s, now_s)}."
+    text = p.text if p.text.endswith("...") else p.text.rstrip(".")  # of names left out, or the end of a sentence
+    head = f"{sentence(text)}, since {_at(p.since_s, now_s)}."
     return [alarm(head) if p.blocks else head, *([f"Next: {p.next_step.rstrip('.')}"] if p.next_step else [])]
