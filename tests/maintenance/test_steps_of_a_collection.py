@@ -179,7 +179,7 @@ def test_only_damage_is_told_with_the_way_past_it(steps: Steps) -> None:
     ids=["files", "a directory too", "a directory", "unknown"],
 )
 def test_forgetting_is_told_as_a_way_past_files_alone(steps: Steps, gone: list[bytes], way: str) -> None:
-    """A directory whose rows cannot be read is taken out of no version: there is nothing to make it anew from."""
+    """Of a directory only a part is gone: to forget it takes what can be read out of all versions, too."""
     of = tuple(SimpleNamespace(path=path, path_str=path.decode()) for path in gone)
     steps.patch.setattr(lost, "named", lambda _, __, error: (error, of))
 
