@@ -263,6 +263,7 @@ def test_where_no_version_was_dropped_none_is(monkeypatch: pytest.MonkeyPatch) -
         "another start",
         "too many",
         "out of order",
+        "not as agreed",
         "tombstones",
         "back to what goes",
     ],
@@ -280,6 +281,8 @@ def test_anything_but_pushes_on_the_base_has_all_looked_at_again(monkeypatch: py
         monkeypatch.setattr(collect, "FOLLOWED_MAX", 0)
     elif why == "out of order":
         followed.versions[b"s4"] = 3
+    elif why == "not as agreed":  # it says another number than the chain of states has for it
+        followed.versions[b"s4"] = 5
     elif why == "tombstones":
         followed.segment.tombstones = (OLD,)
     else:
