@@ -77,7 +77,7 @@ class _Instance:
     promises: dict[_Round, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     states: dict[bytes, State] = field(default_factory=dict)  # what was accepted, by hash
     shared: set[_Round] = field(default_factory=set)  # in which a lying device wrote
-    shut: set[bytes] = field(default_factory=set)  # acceptors whose logs are closed
+    shut: dict[bytes, _Round] = field(default_factory=dict)  # acceptors whose logs are closed, and what they promised
     block_votes: bool = False
     prepared: dict[str, set[_Round]] = field(default_factory=dict)  # by client
     ahead: set[_Round] = field(default_factory=set)  # prepared while packs or the index were still on their way
@@ -275,7 +275,7 @@ class Witness:
         if entry.kind is Kind.DECIDED:
             if entry.value is not None and entry.value.hash in acceptor.accepted:
                 acceptor.closed = True
-                instance.shut.add(acceptor.acceptor_id)
+                instance.shut[acceptor.acceptor_id] = acceptor.promised
                 store.fences.add(path)
         elif entry.kind is Kind.PREPARE:
             instance.prepared.setdefault(store.writers.get(path, ""), set()).add(rnd)
@@ -330,9 +330,13 @@ class Witness:
         self._count_votes(acceptor, rnd)
 
     def _count_votes(self, acceptor: _Acceptor, rnd: _Round) -> None:
-        """Whether a round has a quorum of promises, and a value one of its votes. A closed log promises all."""
+        """Whether a round has a quorum of promises, and a value one of its votes.
+
+        A closed log promises all that it can still promise: no round that it took a vote of without.
+        """
         instance = self._instances[acceptor.v]
-        if rnd[0] != 0 and len(instance.promises[rnd] | instance.shut) < instance.least:
+        shut = {key for key, promised in instance.shut.items() if promised < rnd}
+        if rnd[0] != 0 and len(instance.promises[rnd] | shut) < instance.least:
             return
         for (other, digest), tally in list(instance.tally.items()):
             if other == rnd and len(tally) >= instance.least:
