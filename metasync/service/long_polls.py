@@ -6,9 +6,9 @@ is a request; a folder costs none, and has a line of its own. A line opens its b
 connections rest while nothing happens, and a wait of minutes shall not hold a place among the calls, nor look like a
 store that hangs.
 
-What a watch says is a hint. One that fails is tried again after pauses that grow, and for shorter times, in case the
-network forgets lines that are silent for long; until it works again the line covers nothing. How often polls end is
-bounded, whatever a server answers.
+What a watch says is a hint. One that fails is tried again after pauses that grow, and for half the time, in case the
+network forgets lines that are silent for long; each poll that ends well makes the next one longer again. While none of
+its watches works, a line covers nothing. How often polls end is bounded, whatever a server answers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 POLL_S: Final = 480.0  # for one poll: the longest that Dropbox takes
 POLL_LEAST_S: Final = 60.0
+POLL_LONGER_S: Final = 60.0  # than the one before, if that one ended well: a line that is forgotten fails now and then
 PAUSE_S: Final = (5.0, 3600.0)  # after one that failed, and the longest
 LOCAL: Final = frozenset({"file", "memory"})  # their watches send no requests
 
@@ -167,8 +168,10 @@ class Line:
         try:
             self._poll(watch)
         except MetaSyncError as e:
-            if not self._ends.is_set():
-                self._failed(watch, e)
+            self._failed(watch, e)
+        except Exception as e:  # this watch's alone: the others go on
+            log.exception("watching %s: an error of MetaSync's own", watch.of.name)
+            self._failed(watch, e)
         return 0.0
 
     def _poll(self, watch: _Watch) -> None:
@@ -177,6 +180,7 @@ class Line:
             return
         if watch.cursor:  # that it begins says little: its cursor may count as too old at once, again and again
             watch.pauses.passed()
+            watch.timeout_s = min(POLL_S, watch.timeout_s + POLL_LONGER_S)
         watch.cursor = ended.cursor
         if ended.after_s > 0:
             watch.pauses.until = self._clock() + ended.after_s
@@ -184,8 +188,11 @@ class Line:
             self._told(watch.of.name)
         self._tell(works=True)
 
-    def _failed(self, watch: _Watch, error: MetaSyncError) -> None:
-        log.info("watching %s: %s", watch.of.name, error.message)
+    def _failed(self, watch: _Watch, error: Exception) -> None:
+        if self._ends.is_set():
+            return
+        if isinstance(error, MetaSyncError):
+            log.info("watching %s: %s", watch.of.name, error.message)
         self._close(watch)
         watch.cursor = ""
         if not isinstance(error, NotFoundError):  # else its cursor was too old: what came meanwhile is not known

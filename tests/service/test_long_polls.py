@@ -176,6 +176,49 @@ def test_a_poll_after_one_that_failed_is_shorter() -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.parametrize("failures", [1, 3, 20])
+def test_polls_that_end_well_grow_longer_again(failures: int) -> None:
+    hall = Hall("one")
+    hall.says = lambda _, cursor: (UnreachableError("timed out"), 500.0) if cursor else (NEWS, 0.0)
+    while len([1 for _, cursor, _ in hall.asked if cursor]) < failures:
+        hall.now += hall.line.turn()
+    hall.says = lambda _, cursor: (QUIET, hall.asked[-1][2]) if cursor else (NEWS, 0.0)
+    hall.go_on(6 * 3600.0)
+    hall.asked.clear()
+    hall.go_on(3600.0)
+    assert {timeout_s for _, _, timeout_s in hall.asked} == {POLL_S}
+    assert len(hall.asked) <= 8, "as many requests as if nothing had failed"
+
+
+def test_where_the_network_forgets_silent_lines_most_polls_end_well() -> None:
+    hall = Hall("one")
+
+    def says(_: str, cursor: str) -> tuple[Answer, float]:
+        asked_s = hall.asked[-1][2]
+        if not cursor:
+            return NEWS, 0.0
+        return (QUIET, asked_s) if asked_s <= 300 else (UnreachableError("timed out"), asked_s + 20)
+
+    hall.says = says
+    hall.go_on(24 * 3600.0)
+    times = [timeout_s for _, cursor, timeout_s in hall.asked if cursor]
+    assert sum(time_s <= 300 for time_s in times) >= 2 * sum(time_s > 300 for time_s in times)
+
+
+def test_an_error_of_our_own_is_that_one_watchs_failure() -> None:
+    hall = Hall("one", "two")
+    hall.go_on(1.0)
+    hall.says = lambda name, cursor: (
+        (AttributeError("odd"), 0.1) if name == "one" else (QUIET, POLL_S) if cursor else (NEWS, 0.0)
+    )
+    hall.go_on(24 * 3600.0)
+    assert hall.line.works
+    assert sum(name == "one" for name, _, _ in hall.asked) < 90
+    hall.asked.clear()
+    hall.go_on(3600.0)
+    assert sum(name == "two" for name, _, _ in hall.asked) >= 7
+
+
 def test_what_an_ended_watch_says_nobody_hears() -> None:
     hall = Hall("one")
     hall.go_on(1.0)

@@ -63,9 +63,9 @@ class BoxBackend(BackendById["Files"]):
         return self._feed.inventory(self._attempt("list", path), path, cursor)
 
     def watch(self, path: str, cursor: str, timeout_s: float) -> Change:
-        """By Box's long poll, which tells of all that changes in the account."""
+        """By Box's long poll, which tells of all that changes in the account. It takes 610 s, `timeout_s` or not."""
         split_path(path)
-        return self._feed.watch(self._attempt("watch", path), cursor, timeout_s)
+        return self._feed.watch(self._attempt("watch", path), cursor)
 
     def sweep(self, path: str) -> None:
         """Removes folders that hold nothing below `path`."""

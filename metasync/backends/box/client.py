@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
+from metasync.backends._shared.http import SILENT_S
 from metasync.backends._shared.session_requests import (
     JSON_BYTES_MAX,
     BoundedSession,
@@ -45,6 +46,8 @@ _REFUSED: Final[Mapping[str, str]] = {
     "file_size_limit_exceeded": "it is larger than the account's plan allows",
     "folder_file_limit_exceeded": "the folder has as many files as Box allows",
 }
+_UNREADABLE: Final = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading an answer that is none of Box's ends with."""
 _TOKEN: ContextVar[str] = ContextVar("token", default="")
 
 
@@ -54,6 +57,10 @@ class TakenError(RefusedError):
     def __init__(self, message: str, item: Mapping[str, Any]) -> None:
         super().__init__(message, next_step="Look what lies there, on box.com.")
         self.item = item
+
+
+class NotReadyError(BackendError):
+    """Box has what was sent, or what is asked for, and is still at it. `retry_after_s`: when to ask again."""
 
 
 class Client:
@@ -69,7 +76,8 @@ class Client:
     def ask(self, attempt: str, call: Callable[[Any], T]) -> T:
         """What `call` makes of the library's client. `attempt` begins the message of an error.
 
-        Besides those of the contract, `TakenError`.
+        `call` reads in the answer what is to be read there: what it cannot read is no answer of Box's. Besides the
+        errors of the contract, `TakenError`, and `NotReadyError` for a 202.
         """
         return with_token(self._login, "Box", attempt, lambda token: self._ask(token, attempt, call))
 
@@ -83,8 +91,13 @@ class Client:
         within_s: int | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Status, head and body of what lies behind an address that Box gave out. No login is shown."""
+        from requests import RequestException
+
         with self._beside.bounds(attempt, body_bytes_max=body_bytes_max, within_s=within_s) as bounds:
-            answer = self._beside.request("GET", url, headers=dict(headers or {}))
+            try:
+                answer = self._beside.request("GET", url, headers=dict(headers or {}))
+            except (ValueError, RequestException):  # it is no address: requests has several errors for that
+                raise _SAYS.other(attempt, bounds) from None
             if answer.status_code in (200, 206, 416):
                 return answer.status_code, bounds.headers, answer.content
             if answer.status_code == 404:
@@ -104,14 +117,14 @@ class Client:
                 try:
                     found = call(self._made())
                     if bounds.status == 202 and bounds.retry_after_s is not None:
-                        raise _SAYS.busy(attempt, bounds)
+                        raise _not_ready(attempt, bounds)
                     return found
                 # Of what the library says nothing is quoted, nor kept as a cause: it holds what a server sent.
                 except BoxAPIError as error:
                     raise _of_answer(attempt, bounds, error.response_info) from None
-                except (BoxSDKError, AssertionError, KeyError, ValueError, AttributeError, TypeError):
+                except (BoxSDKError, *_UNREADABLE):
                     if bounds.status == 202:
-                        raise _SAYS.busy(attempt, bounds) from None
+                        raise _not_ready(attempt, bounds) from None
                     raise _SAYS.other(attempt, bounds) from None
         finally:
             _TOKEN.reset(mark)
@@ -156,6 +169,15 @@ def _library(session: BoundedSession) -> Any:
     shown: Any = Shown
     network = NetworkSession(network_client=BoxNetworkClient(session), retry_strategy=never())
     return BoxClient(shown(), network_session=network)
+
+
+def _not_ready(attempt: str, bounds: Bounds) -> NotReadyError:
+    after_s = bounds.retry_after_s
+    return NotReadyError(
+        f"{attempt}: Box is not ready yet",
+        retry_after_s=SILENT_S if after_s is None else after_s,
+        next_step="Try again later.",
+    )
 
 
 def _of_answer(attempt: str, bounds: Bounds, told: Any) -> BackendError:

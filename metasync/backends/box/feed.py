@@ -14,7 +14,8 @@ _GONE: Final = frozenset({"ITEM_TRASH"})
 _THERE: Final = frozenset(
     {"ITEM_CREATE", "ITEM_UPLOAD", "ITEM_MOVE", "ITEM_RENAME", "ITEM_COPY", "ITEM_UNDELETE_VIA_TRASH"}
 )
-_WATCH_LATE_S: Final = 150  # beyond what was asked for: Box says that a poll takes 610 s, and takes no wish for less
+_POLL_S: Final = 610  # as Box says; it takes no wish for less
+_POLL_LATE_S: Final = 20
 _SERVER_MOST: Final = 60  # polls at one server, or minutes, whatever Box says
 _FEED_S: Final = 20 * 86_400.0  # Box keeps events for three weeks, and says nothing of those that it dropped
 
@@ -25,6 +26,13 @@ class _Server(NamedTuple):
     url: str
     polls: int
     until: float
+
+
+class _News(NamedTuple):
+    """A page of the feed: the kind of each event and what it is about, as Box tells it; where the feed goes on."""
+
+    events: list[tuple[str, Any]]
+    following: str
 
 
 class Feed:
@@ -67,9 +75,9 @@ class Feed:
 
     def position(self, attempt: str) -> str:
         """Where the feed of events stands now."""
-        return text_of(attempt, self._at.client.ask(attempt, lambda box: _now(box)).next_stream_position)
+        return text_of(attempt, self._at.client.ask(attempt, lambda box: _now(box).next_stream_position))
 
-    def watch(self, attempt: str, cursor: str, timeout_s: float) -> Change:
+    def watch(self, attempt: str, cursor: str) -> Change:
         """A long poll, which tells of all that changes in the account. What came since the cursor ends it at once.
 
         Box gives out a server for some polls and some minutes. One that ends with "reconnect" ends its server's use.
@@ -83,16 +91,18 @@ class Feed:
             server = self._server_for(attempt)
         self._server = None  # unless all goes well
         url = f"{server.url}{'&' if '?' in server.url else '?'}stream_position={cursor}"
-        _, _, body = self._at.client.fetch(attempt, url, within_s=round(timeout_s) + _WATCH_LATE_S)
+        _, _, body = self._at.client.fetch(attempt, url, within_s=_POLL_S + _POLL_LATE_S)
         if b'"new_change"' not in body:
             return Change(cursor, False)
         told = self._news(attempt, cursor)
         self._server = server._replace(polls=server.polls - 1)
-        return Change(text_of(attempt, told.next_stream_position), True)
+        return Change(told.following, True)
 
     def _server_for(self, attempt: str) -> _Server:
-        told = self._at.client.ask(attempt, lambda box: box.events.get_events_with_long_polling())
-        servers = [one for one in told.entries or () if getattr(one, "url", None)]
+        servers = self._at.client.ask(
+            attempt,
+            lambda box: [one for one in box.events.get_events_with_long_polling().entries or () if _has_url(one)],
+        )
         if not servers:
             raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
         url = str(servers[0].url).replace("http://", "https://", 1)  # Box's description has both
@@ -102,8 +112,7 @@ class Feed:
     def _events(self, attempt: str, path: str, position: str) -> Inventory:
         told = self._news(attempt, position)
         items: dict[str, Item] = {}
-        for event in told.entries or ():
-            kind, source = str(getattr(event.event_type, "value", event.event_type)), event.source
+        for kind, source in told.events:
             if kind not in _GONE | _THERE or getattr(source, "type", None) is None:
                 continue
             if str(getattr(source.type, "value", source.type)) != "file":
@@ -118,23 +127,25 @@ class Feed:
             else:
                 self._at.ids.note([(whole, file.id)])
                 items[whole] = _item(file, whole, path)
-        newest = text_of(attempt, told.next_stream_position)
-        return Inventory(tuple(items.values()), _feed(self._at.ids.mark, newest), bool(told.entries))
+        return Inventory(tuple(items.values()), _feed(self._at.ids.mark, told.following), bool(told.events))
 
-    def _news(self, attempt: str, position: str) -> Any:
+    def _news(self, attempt: str, position: str) -> _News:
         from box_sdk_gen.managers.events import GetEventsStreamType
 
         if not position.isdigit():
             raise NotFoundError(f"{attempt}: this cursor is too old")
         try:
-            return self._at.client.ask(
+            events, following = self._at.client.ask(
                 attempt,
-                lambda box: box.events.get_events(
-                    stream_type=GetEventsStreamType.CHANGES, stream_position=position, limit=EVENTS
+                lambda box: _read(
+                    box.events.get_events(
+                        stream_type=GetEventsStreamType.CHANGES, stream_position=position, limit=EVENTS
+                    )
                 ),
             )
         except RefusedError as error:
             raise NotFoundError(f"{attempt}: this cursor is too old") from error
+        return _News(events, text_of(attempt, following))
 
 
 def _item(file: File, whole: str, path: str) -> Item:
@@ -145,6 +156,15 @@ def _now(box: Any) -> Any:
     from box_sdk_gen.managers.events import GetEventsStreamType
 
     return box.events.get_events(stream_type=GetEventsStreamType.CHANGES, stream_position="now")
+
+
+def _read(told: Any) -> tuple[list[tuple[str, Any]], Any]:
+    events = [(str(getattr(one.event_type, "value", one.event_type)), one.source) for one in told.entries or ()]
+    return events, told.next_stream_position
+
+
+def _has_url(told: Any) -> bool:
+    return bool(getattr(told, "url", None))
 
 
 def _feed(mark: str, position: str) -> str:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from metasync.backends.api import Space
-from metasync.backends.box.client import TakenError
+from metasync.backends.box.client import NotReadyError, TakenError
 from metasync.backends.box.folders import FIELDS, ID, File, Folders, file_of, id_of, place
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
 
 WHOLE_BYTES_MAX: Final = 50 << 20  # in one request (providers.md, section 3)
+_SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
+COMMITS_MAX: Final = 8  # of one upload in parts, which Box puts off while it reads them
+_COMMITS_S: Final = 30.0  # for all pauses between them
 
 
 class Files:
     """The files of a folder, for several threads. `attempt` begins the messages of errors."""
 
-    def __init__(self, at: Folders) -> None:
+    def __init__(self, at: Folders, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._at = at
+        self._sleep = sleep
 
     @property
     def folder(self) -> Folders:
@@ -162,63 +169,98 @@ class Files:
             UploadFileVersionAttributes,
         )
 
-        sha1, name = hashlib.sha1(data, usedforsecurity=False), place(attempt, path)[1]
+        name, sha1 = place(attempt, path)[1], _sha1(data)
+
+        def ask(box: Any) -> Any:
+            if file_id:
+                version = UploadFileVersionAttributes(name=name)
+                told = box.uploads.upload_file_version(
+                    file_id, version, io.BytesIO(data), file_file_name=name, content_md_5=sha1.hex(), fields=FIELDS
+                )
+            else:
+                attributes = UploadFileAttributes(name=name, parent=UploadFileAttributesParentField(id=folder))
+                told = box.uploads.upload_file(
+                    attributes, io.BytesIO(data), file_file_name=name, content_md_5=sha1.hex(), fields=FIELDS
+                )
+            return told.entries[0]
+
         if len(data) > WHOLE_BYTES_MAX:
-            told = self._upload_in_parts(attempt, name, data, folder, file_id)
-        elif file_id:
-            version = UploadFileVersionAttributes(name=name)
-            told = self._at.client.ask(
-                attempt,
-                lambda box: box.uploads.upload_file_version(
-                    file_id, version, io.BytesIO(data), file_file_name=name, content_md_5=sha1.hexdigest(),
-                    fields=FIELDS,
-                ),
-            )  # fmt: skip
+            found = self._upload_in_parts(attempt, name, data, folder, file_id)
         else:
-            attributes = UploadFileAttributes(name=name, parent=UploadFileAttributesParentField(id=folder))
-            told = self._at.client.ask(
-                attempt,
-                lambda box: box.uploads.upload_file(
-                    attributes, io.BytesIO(data), file_file_name=name, content_md_5=sha1.hexdigest(), fields=FIELDS
-                ),
-            )
-        entries = getattr(told, "entries", None)
-        found = file_of(attempt, entries[0]) if isinstance(entries, list) and entries else None
-        if found is None or found.size != len(data) or found.digest not in (None, sha1.digest()):
+            found = file_of(attempt, self._at.client.ask(attempt, ask))
+        if found.size != len(data) or found.digest not in (None, sha1):
             raise BackendError(f"{attempt}: Box says that it has other bytes", next_step="Try again.")
         self._at.seen()
         return found
 
-    def _upload_in_parts(self, attempt: str, name: str, data: bytes, folder: str, file_id: str) -> Any:
+    def _upload_in_parts(self, attempt: str, name: str, data: bytes, folder: str, file_id: str) -> File:
         """A large object, by an upload session: nobody sees it before the whole is there."""
         size = len(data)
 
-        def begin(box: Any) -> Any:
+        def begin(box: Any) -> tuple[str, int]:
+            uploads = box.chunked_uploads
             if file_id:
-                return box.chunked_uploads.create_file_upload_session_for_existing_file(file_id, size, file_name=name)
-            return box.chunked_uploads.create_file_upload_session(folder, size, name)
+                begun = uploads.create_file_upload_session_for_existing_file(file_id, size, file_name=name)
+            else:
+                begun = uploads.create_file_upload_session(folder, size, name)
+            return str(begun.id), int(begun.part_size)
 
-        session = self._at.client.ask(attempt, begin)
-        step, parts = int(session.part_size), []
-        if not 1 << 10 <= step <= 1 << 30:
+        session, step = self._at.client.ask(attempt, begin)
+        if _SESSION.fullmatch(session) is None or not 1 << 10 <= step <= 1 << 30:
             raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
-        for at in range(0, size, step):
-            piece = data[at : at + step]
-            where = f"bytes {at}-{at + len(piece) - 1}/{size}"
-            parts.append(self._part(attempt, session.id, piece, where))
-        return self._at.client.ask(
-            attempt, lambda box: box.chunked_uploads.create_file_upload_session_commit(session.id, parts, _digest(data))
-        )
+        parts = []
+        try:
+            for at in range(0, size, step):
+                piece = data[at : at + step]
+                where = f"bytes {at}-{at + len(piece) - 1}/{size}"
+                parts.append(self._part(attempt, session, piece, where))
+            return self._commit(attempt, session, parts, data)
+        except (NotReadyError, RefusedError) as error:
+            self._abort(attempt, session)
+            found = self._told(attempt, file_id) if file_id and isinstance(error, NotReadyError) else None
+            if found is not None and (found.size, found.digest) == (size, _sha1(data)):
+                return found  # a commit that changes nothing is never done, Box's library says
+            raise
 
     def _part(self, attempt: str, session: str, piece: bytes, where: str) -> Any:
         return self._at.client.ask(
             attempt,
-            lambda box: box.chunked_uploads.upload_file_part(session, io.BytesIO(piece), _digest(piece), where),
-        ).part
+            lambda box: box.chunked_uploads.upload_file_part(session, io.BytesIO(piece), _digest(piece), where).part,
+        )
+
+    def _commit(self, attempt: str, session: str, parts: list[Any], data: bytes) -> File:
+        """Makes a file of parts. Box may put that off with a 202: it is asked again, when it says."""
+
+        def ask(box: Any) -> Any:
+            told = box.chunked_uploads.create_file_upload_session_commit(session, parts, _digest(data))
+            return told.entries[0]
+
+        left_s = _COMMITS_S
+        for left in reversed(range(COMMITS_MAX)):
+            try:
+                return file_of(attempt, self._at.client.ask(attempt, ask))
+            except NotReadyError as error:
+                pause_s = error.retry_after_s or 0.0
+                if not left or pause_s > left_s:
+                    # Without a time: the account as a whole is not asked to wait.
+                    raise NotReadyError(
+                        f"{attempt}: Box has not put its parts together yet", next_step="Try again later."
+                    ) from None
+            left_s -= pause_s
+            self._sleep(pause_s)
+        raise AssertionError  # the last one raises
+
+    def _abort(self, attempt: str, session: str) -> None:
+        """Box forgets what was sent; else it does so within a week."""
+        with suppress(BackendError):
+            self._at.client.ask(attempt, lambda box: box.chunked_uploads.delete_file_upload_session_by_id(session))
 
     def space(self, attempt: str) -> Space:
-        told = self._at.client.ask(attempt, lambda box: box.users.get_user_me(fields=["space_amount", "space_used"]))
-        total, used = told.space_amount, told.space_used
+        def ask(box: Any) -> tuple[Any, Any]:
+            told = box.users.get_user_me(fields=["space_amount", "space_used"])
+            return told.space_amount, told.space_used
+
+        total, used = self._at.client.ask(attempt, ask)
         if not isinstance(total, int) or not isinstance(used, int) or total < 0:
             return Space(None, None)
         return Space(max(0, total - used), total)
@@ -250,5 +292,9 @@ class Files:
         self._at.ids.forget(path)
 
 
+def _sha1(data: bytes) -> bytes:
+    return hashlib.sha1(data, usedforsecurity=False).digest()
+
+
 def _digest(data: bytes) -> str:
-    return "sha=" + base64.b64encode(hashlib.sha1(data, usedforsecurity=False).digest()).decode()
+    return "sha=" + base64.b64encode(_sha1(data)).decode()

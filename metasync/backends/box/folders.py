@@ -78,9 +78,9 @@ class Folders(FolderById[Client]):
 
         try:
             made = self.client.ask(
-                attempt, lambda box: box.folders.create_folder(name, CreateFolderParent(id=parent), fields=["id"])
+                attempt, lambda box: box.folders.create_folder(name, CreateFolderParent(id=parent), fields=["id"]).id
             )
-            return id_of(attempt, made.id)
+            return id_of(attempt, made)
         except TakenError as taken:
             if taken.item.get("type") == "folder":
                 return id_of(attempt, taken.item.get("id"))
@@ -180,10 +180,10 @@ class Folders(FolderById[Client]):
                 self.root_gone(attempt)
             return [], ""
         self.seen()
-        if not isinstance(told.entries, list):
+        entries, following = getattr(told, "entries", None), getattr(told, "next_marker", None)
+        if not isinstance(entries, list):
             raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
-        following = getattr(told, "next_marker", None)
-        return told.entries, text_of(attempt, following) if following else ""
+        return entries, text_of(attempt, following) if following else ""
 
     def below(self, attempt: str, path: str) -> Iterator[tuple[str, int | None]]:
         """Paths and sizes of the objects below a folder of ours ("" is the root); a folder without objects as None."""

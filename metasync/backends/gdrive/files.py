@@ -197,8 +197,8 @@ class Files(FolderById[Client]):
 
     def space(self, attempt: str) -> Space:
         told = self.client.ask(attempt, lambda api: api.about().get(fields="storageQuota(limit,usage)"))
-        quota = told.get("storageQuota", {}) if isinstance(told, dict) else {}
-        if "limit" not in quota:
+        quota = told.get("storageQuota") if isinstance(told, dict) else None
+        if not isinstance(quota, dict) or "limit" not in quota:
             return Space(None, None)
         total = _number(attempt, quota["limit"])
         return Space(max(0, total - _number(attempt, quota.get("usage", 0))), total)
@@ -270,7 +270,8 @@ class Files(FolderById[Client]):
 
     def _is_ours(self, attempt: str, told: Any) -> bool:
         """Whether a file that Google tells of is in the folder, and not in the bin."""
-        return isinstance(told, dict) and not told.get("trashed") and self.root(attempt) in told.get("parents", ())
+        parents = told.get("parents") if isinstance(told, dict) and not told.get("trashed") else None
+        return isinstance(parents, list) and self.root(attempt) in parents
 
     # The folder.
 

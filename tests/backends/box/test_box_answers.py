@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from servers.box_standin import BoxStandin
@@ -13,6 +15,8 @@ from servers.standin import Answer
 
 from metasync.backends.api import Digest
 from metasync.backends.box import BoxBackend, feed
+from metasync.backends.box.client import Client
+from metasync.backends.box.files import COMMITS_MAX
 from metasync.backends.registry import open_backend, parse_url, server_of
 from metasync.errors import (
     BackendError,
@@ -204,6 +208,72 @@ def test_a_large_object_goes_in_parts(
     assert backend.get("d/a", max_bytes=9999) == data[::-1]
 
 
+def large(standin: BoxStandin, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """An object that goes in parts here."""
+    monkeypatch.setattr("metasync.backends.box.files.WHOLE_BYTES_MAX", 3000)
+    standin.session_bytes_min, standin.part_bytes = 1000, 1500
+    return bytes(range(256)) * 20
+
+
+def sent(standin: BoxStandin) -> Counter[str]:
+    """What was asked of upload sessions since the last time."""
+    asked = [one.request for one in standin.take_log() if "/upload_sessions" in one.request.path]
+    return Counter("commit" if r.path.endswith("/commit") else r.method for r in asked)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_commit_that_is_put_off_is_made_again(
+    backend: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """Box puts parts together after it has answered, and says when to ask again: nothing is sent twice."""
+    data = large(standin, monkeypatch)
+    pauses: list[float] = []
+    monkeypatch.setattr(backend._files, "_sleep", pauses.append)
+    if not is_new:
+        backend.put("d/a", b"old")
+    standin.take_log()
+    standin.faults.unprocessed, standin.faults.retry_after = 3, "2"
+    backend.put("d/a", data)
+    assert backend.get("d/a", max_bytes=9999) == data
+    assert pauses == [2.0] * 3
+    assert sent(standin) == {"POST": 1, "PUT": 4, "commit": 4}
+    assert not standin._sessions
+
+
+@pytest.mark.parametrize(("says", "commits"), [("1", COMMITS_MAX), ("0", COMMITS_MAX), ("20", 2), ("3600", 1)])
+def test_a_commit_that_is_put_off_for_ever_is_given_up(
+    backend: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch, says: str, commits: int
+) -> None:
+    """What was sent is dropped at Box, and the account is not asked for a pause."""
+    data = large(standin, monkeypatch)
+    pauses: list[float] = []
+    monkeypatch.setattr(backend._files, "_sleep", pauses.append)
+    backend.put("d/a", b"old")
+    standin.take_log()
+    standin.faults.unprocessed, standin.faults.retry_after = 99, says
+    for call in (backend.put, backend.create):
+        with pytest.raises(BackendError, match="not put its parts together") as caught:
+            call("d/b", data)
+        assert (caught.value.retry_after_s, caught.value.retryable) == (None, True)
+        assert sent(standin) == {"POST": 1, "PUT": 4, "commit": commits, "DELETE": 1}
+    with pytest.raises(BackendError, match="not put its parts together"):
+        backend.put("d/a", data)
+    assert not standin._sessions
+    assert sum(pauses) <= 3 * 30
+    assert backend.get("d/a", max_bytes=9) == b"old"
+
+
+def test_a_commit_that_changes_nothing_may_never_be_done(
+    backend: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = large(standin, monkeypatch)
+    monkeypatch.setattr(backend._files, "_sleep", lambda _: None)
+    backend.put("d/a", data)
+    standin.faults.unprocessed, standin.faults.retry_after = 99, "1"
+    backend.put("d/a", data)
+    assert backend.get("d/a", max_bytes=9999) == data
+
+
 def test_what_lies_in_the_trash_is_not_there(filled: BoxBackend, standin: BoxStandin) -> None:
     standin.trash(next(i for i, item in standin.items.items() if item.name == "a"))
     with pytest.raises(NotFoundError):
@@ -279,6 +349,23 @@ def test_a_poll_that_nothing_ended_costs_two_requests(filled: BoxBackend, standi
     filled.put("d/b", b"x")
     standin.take_log()
     assert filled.watch("d", cursor, 30).changed
+
+
+@pytest.mark.parametrize("timeout_s", [1, 60, 480, 3600])
+def test_a_poll_waits_as_long_as_box_takes_for_it(
+    filled: BoxBackend, monkeypatch: pytest.MonkeyPatch, timeout_s: float
+) -> None:
+    """Box ends a poll after 610 s and takes no wish for less: whoever gives up before hears nothing."""
+    waits: list[int | None] = []
+    fetch = Client.fetch
+
+    def seen(self: Client, attempt: str, url: str, *, within_s: int | None = None) -> Any:
+        waits.append(within_s)
+        return fetch(self, attempt, url, within_s=within_s)
+
+    monkeypatch.setattr(Client, "fetch", seen)
+    filled.watch("d", filled.watch("d", "", timeout_s).cursor, timeout_s)
+    assert [wait_s is not None and 610 < wait_s < 700 for wait_s in waits] == [True]
 
 
 def test_a_server_is_asked_again_after_news_as_often_and_long_as_box_says(
