@@ -291,6 +291,36 @@ def test_of_several_accounts_the_url_says_which(standin: Standin) -> None:
     assert "account=home" in caught.value.next_step
 
 
+def test_a_url_without_a_label_goes_on_meaning_default_when_others_are_linked(standin: Standin) -> None:
+    before = standin.linked().access
+    for other in ("a-second", "work"):
+        standin.linked(other)
+    assert login_of(standin).token() == before
+    assert login_of(standin).account == "default"
+
+
+@pytest.mark.parametrize("account", ["default", "work"])
+def test_what_is_told_of_a_login_mends_this_account_though_others_are_linked(standin: Standin, account: str) -> None:
+    """Whatever the token endpoint answers: the command without its label would be refused, or mend another one."""
+    name = standin.provider.name
+    standin.linked("home")
+    grant = standin.linked(account)
+    own = f"Run: metasync auth {name} --account {account}"
+    for body, status, step in (
+        (b'{"error": "invalid_client"}', 401, f"{own} --new-app"),
+        (b'{"error": "unauthorized_client"}', 400, f"{own} --new-app"),
+        (b'{"error": "invalid_grant"}', 400, own),
+        (b'{"error": "invalid_scope"}', 400, own),
+        (b"{}", 400, own),
+    ):
+        logins.forget_open()
+        standin.switches.status, standin.switches.failures, standin.switches.refusal = status, 2, body
+        with pytest.raises(RefusedError) as caught:
+            login_of(standin, account).renewed(grant.access)
+        assert caught.value.next_step == step, body
+    standin.switches.failures = 0
+
+
 def test_a_login_is_shown_to_no_other_server_than_the_one_that_gave_it(
     box: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

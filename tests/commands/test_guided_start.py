@@ -16,10 +16,11 @@ from terminal_kit import Terminal, on_terminal
 from workspace_kit import Lab, run_cli, write
 
 from metasync.backends._shared.logins import forget_open
+from metasync.commands import guided
 
 pytest.importorskip("dropbox")
 from servers.dropbox_standin import DropboxStandin
-from servers.standin import Request, running
+from servers.standin import Request, linked, running
 
 PASSPHRASE = "seven quiet herons by the mill"
 
@@ -136,6 +137,26 @@ def test_a_cloud_and_two_folders_from_nothing_to_a_second_device(tmp_path: Path,
             assert run_cli("-C", str(tmp_path / "docs"), "pull").code == 0
             assert (tmp_path / "docs/more").read_bytes() == b"three"
         assert oauth.faults == []
+
+
+def test_two_accounts_of_one_provider_serve_one_workspace(
+    tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL of the first one, without a label, goes on meaning it."""
+    with linked(DropboxStandin(), monkeypatch, tmp_path / "config") as standin:
+        standin.link(monkeypatch, tmp_path / "config", "work")
+        answers = iter(["default", "one", "work", "two"])
+        monkeypatch.setattr("metasync.terminal.prompt.line", lambda *_, **__: next(answers))
+        urls = [guided._account("dropbox"), guided._account("dropbox"), f"file://{tmp_path}/c"]
+        assert urls[:2] == ["dropbox:/one", "dropbox:/two?account=work"]
+        write(tmp_path / "docs", {"notes": b"one"})
+        made = run_cli(
+            "init", str(tmp_path / "docs"), "--name", "docs", *(w for url in urls for w in ("--backend", url))
+        )
+        assert made.code == 0, made.err
+        pushed = run_cli("-C", str(tmp_path / "docs"), "push")
+        assert pushed.code == 0 and "warning" not in pushed.err, pushed.err
+        assert {path.split("/")[1] for path in standin.objects()} == {"one", "two"}
 
 
 def _use(patch: pytest.MonkeyPatch, device: dict[str, str]) -> None:

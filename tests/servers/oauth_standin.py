@@ -40,6 +40,7 @@ class Switches:
     lost_answers: int = 0  # renewed, and then the line breaks
     failures: int = 0  # answered with `status`, and nothing is renewed
     status: int = 503
+    refusal: bytes = b""  # what those answers hold, in JSON; "": a page
     retry_after: str = ""
     hold: threading.Event | None = None  # an answer waits for it
     held: threading.Event = field(default_factory=threading.Event)  # one waits
@@ -165,6 +166,8 @@ class Standin:
         if switches.failures:
             switches.failures -= 1
             extra = {"Retry-After": switches.retry_after} if switches.retry_after else {}
+            if switches.refusal:
+                return Answer(switches.status, switches.refusal, {"Content-Type": "application/json", **extra})
             return Answer(switches.status, b"<html>later</html>", {"Content-Type": "text/html", **extra})
         if form.get("client_id") != CLIENT_ID or (
             self.provider.has_secret and form.get("client_secret") != CLIENT_SECRET

@@ -30,7 +30,6 @@ _STEPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("clock", "signer", "name"), "Check this machine's clock, and what stands between it and Google."),
     **dict.fromkeys(("tls", "network"), "Check the network. google.com/appsstatus says whether Google Drive is up."),
 }
-_LOGIN: Final = "Run: metasync auth gdrive"
 _BUSY: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "sharingRateLimitExceeded"})
 _DAY: Final = frozenset({"dailyLimitExceeded", "dailyLimitExceededUnreg", "quotaExceeded"})
 _FULL: Final[Mapping[str, tuple[str, str]]] = {
@@ -45,7 +44,7 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
         "the app that the account is linked by may not use Google Drive",
         "Enable the Google Drive API for its project, at console.cloud.google.com/apis/library.",
     ),
-    "insufficientPermissions": ("the login lacks a permission", _LOGIN + ", and leave all boxes ticked."),
+    "insufficientPermissions": ("the login lacks a permission", "{login}, and leave all boxes ticked."),
     "insufficientFilePermissions": ("the account may not do this with this file", "Check who owns the folder."),
     "appNotAuthorizedToFile": ("the file is another app's", "Link all devices by the same app."),
     "domainPolicy": ("the administrator of the domain forbids it", "Ask the administrator."),
@@ -107,7 +106,7 @@ class Client:
                 except HttpError as error:
                     if error.resp.status == 416 and "range" in headers:
                         return b""
-                    raise _of_answer(attempt, bounds, error) from None
+                    raise _of_answer(attempt, bounds, error, self._login.step) from None
                 except (Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     raise _SAYS.other(attempt, bounds) from None
                 if (isinstance(found, str) and found) or (
@@ -185,7 +184,7 @@ def _reason(error: Any) -> str:
     return reason if isinstance(reason, str) else ""
 
 
-def _of_answer(attempt: str, bounds: Bounds, error: Any) -> BackendError:
+def _of_answer(attempt: str, bounds: Bounds, error: Any, login_step: str) -> BackendError:
     status, reason = int(error.resp.status), _reason(error)
     if status == 401:
         raise RenewableError from None
@@ -206,6 +205,6 @@ def _of_answer(attempt: str, bounds: Bounds, error: Any) -> BackendError:
         return _SAYS.other(attempt, bounds)
     if reason in _REFUSED:
         why, step = _REFUSED[reason]
-        return RefusedError(f"{attempt}: {why}", next_step=step)
+        return RefusedError(f"{attempt}: {why}", next_step=step.format(login=login_step))
     words = reason[:60] if reason.isascii() and reason.isalnum() else f"{status}"
     return RefusedError(f"{attempt}: Google Drive refuses it ({words})", next_step="Check the rights of the account.")

@@ -225,7 +225,7 @@ class OneDriveBackend:
     def space(self) -> Space:
         """What is free in the whole OneDrive; nothing where the right to the app's folder does not show it."""
         attempt = f"cannot measure {self._where}"
-        answer = self._graph.ask("GET", "/v1.0/me/drive?$select=quota", attempt)
+        answer = self._graph.ask("GET", "/v1.0/me/drive?$select=quota", attempt, passes_403=True)
         if answer.status in (403, 404) and codes(answer) & {"accessDenied", "itemNotFound", "ResourceNotFound"}:
             return Space(None, None)
         quota = object_of(answer, attempt, 200).get("quota")

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import is_loopback
 from metasync.backends._shared.http import PROXY_STEP, SILENT_S, authorities, retry_after_s
-from metasync.backends._shared.logins.kept import DEFAULT
 from metasync.backends._shared.logins.oauth import endpoint_of
 from metasync.backends._shared.urls import server_address
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
@@ -82,10 +81,20 @@ class Graph:
         self._lock = threading.Lock()
         self._closed = False
 
-    def ask(self, method: str, target: str, attempt: str, body: bytes = b"", kind: str = "application/json") -> Answer:
+    def ask(
+        self,
+        method: str,
+        target: str,
+        attempt: str,
+        body: bytes = b"",
+        kind: str = "application/json",
+        *,
+        passes_403: bool = False,
+    ) -> Answer:
         """A request with the login's token, and its whole answer; once more with another token after a 401.
 
-        `target`: path and query. `kind`: the body's. `RefusedError` if Graph does not take the login.
+        `target`: path and query. `kind`: the body's. `RefusedError` if Graph does not take the login, or answers
+        403 for a login with too few rights; `passes_403`: the caller judges such an answer.
         """
         wire = self._to(self._server)
         token = self._login.token()
@@ -94,15 +103,13 @@ class Graph:
             if body or method in ("PUT", "POST"):
                 headers["Content-Type"] = kind
             answer = wire.ask(method, self._above + target, headers, body, attempt, answer_bytes_max=ANSWER_BYTES_MAX)
+            if answer.status == 403 and not passes_403:
+                raise refused(answer, attempt, self._login.step)
             if answer.status != 401 or answer.is_page:
                 return answer
             if not last:
                 token = self._login.renewed(token)
-        label = "" if self._login.account == DEFAULT else f" --account {self._login.account}"
-        raise RefusedError(
-            f"{attempt}: OneDrive does not take the login (401)",
-            next_step=f"Run: metasync auth onedrive{label}",
-        )
+        raise RefusedError(f"{attempt}: OneDrive does not take the login (401)", next_step=self._login.step)
 
     @contextlib.contextmanager
     def at(
@@ -197,8 +204,11 @@ def is_taken(answer: Answer) -> bool:
     return answer.status == 409 and "nameAlreadyExists" in codes(answer)
 
 
-def refused(answer: Answer, attempt: str) -> BackendError:
-    """The error of the contract for an answer that is no success. It quotes no text of the answer, only its code."""
+def refused(answer: Answer, attempt: str, step: str = "Link it anew.") -> BackendError:
+    """The error of the contract for an answer that is no success. It quotes no text of the answer, only its code.
+
+    `step`: what mends the login, where the answer may be for want of rights.
+    """
     status, said = answer.status, codes(answer)
     word = next((code for code in sorted(said) if code.isascii() and code.isalnum()), "")
     what = f"{attempt}: OneDrive answered {status}{f' ({word})' if word else ''}"
@@ -219,7 +229,7 @@ def refused(answer: Answer, attempt: str) -> BackendError:
     if status == 404:
         return UnreachableError(what, next_step="Check that the account has a OneDrive: https://onedrive.live.com")
     if status == 403:
-        return RefusedError(what, next_step="The account may be full or locked. Else run: metasync auth onedrive")
+        return RefusedError(what, next_step=f"The account may be full or locked. If not: {step}")
     if status == 413 or said & _LARGE_CODES:
         return RefusedError(f"{what}; it is too large for OneDrive")
     if status in (408, 409, 410, 412, 423) or status >= 500:

@@ -339,10 +339,10 @@ def test_a_new_token_that_is_not_taken_either(
     standin.link(monkeypatch, tmp_path / "config", "work")
     work = open_backend(parse_url("dropbox:/top/ws?account=work"))
     standin.switches.revoked |= {"sl.token-0", "sl.token-1", "sl.token-2"}
-    for backend, account in ((filled, ""), (work, " --account work")):
+    for backend, account in ((filled, "default"), (work, "work")):
         with pytest.raises(RefusedError) as caught:
             backend.stat("d/a")
-        assert caught.value.next_step == f"Run: metasync auth dropbox{account}"
+        assert caught.value.next_step == f"Run: metasync auth dropbox --account {account}"
     work.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from servers.gdrive_standin import FOLDER, GoogleDriveStandin
@@ -270,6 +271,17 @@ def test_reasons(
     with pytest.raises(kind, match=words) as caught:
         filled.put("d/a", b"xyz")
     assert "ya29" not in str(caught.value)
+
+
+def test_a_right_that_is_missing_is_told_with_the_command_for_this_account(
+    standin: GoogleDriveStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    standin.link(monkeypatch, tmp_path / "config", "work")
+    work = open_backend(parse_url("gdrive:/ws?account=work"), create_root=True)
+    standin.faults.reason = 403, "insufficientPermissions"
+    with pytest.raises(RefusedError) as caught:
+        work.put("d/a", b"xyz")
+    assert caught.value.next_step == "Run: metasync auth gdrive --account work, and leave all boxes ticked."
 
 
 # --- what is told of files

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from http_kit import Answer
@@ -173,6 +174,20 @@ def test_a_token_that_is_refused_although_it_is_new(
         backend.stat("a")
     assert caught.value.next_step == "Run: metasync auth onedrive"
     assert [e.status for e in standin.log if "/oauth2" not in e.request.path] == [401, 401]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_is_told_with_the_command_for_this_account(
+    standin: OneDriveStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    standin.link(monkeypatch, tmp_path / "config", "work")
+    work = open_backend(parse_url("onedrive:/metasync/one?account=work"), create_root=True)
+    said = Answer(status, error("accessDenied"), {"Content-Type": "application/json"})
+    monkeypatch.setattr(standin, "respond", lambda _: said)
+    for call in (lambda: work.stat("a"), lambda: work.put("a", b"x"), lambda: work.list("")):
+        with pytest.raises(RefusedError) as caught:
+            call()
+        assert caught.value.next_step.endswith("Run: metasync auth onedrive --account work")
 
 
 def test_no_account_is_linked(standin: OneDriveStandin) -> None:

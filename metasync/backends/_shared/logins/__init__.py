@@ -123,10 +123,10 @@ class Login:
             self._place.write(replace(kept, renewing_at=time.time()))  # which also shows that there is room to write
         try:
             grant = kept.renewed(self._asked(kept))
-        except RefusedError:
+        except RefusedError as error:
             if provider.single_use:
                 self._place.write(kept)  # there was an answer: nothing broke off
-            raise
+            raise self._place.named(error) from None
         try:
             self._place.write(grant)
         except OSError:
@@ -167,7 +167,8 @@ class Login:
 
 
 def open_login(provider: str, account: str | None) -> Login:
-    """The login of a linked account, by its label; without one the only account's. Asks nobody on the network.
+    """The login of a linked account, by its label; without one that of `default`, else of the only account. Asks nobody
+    on the network.
 
     `RefusedError` where none is linked, or several are and no label says which.
     """

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from metasync.backends._shared.credentials import SERVICE, from_keyring
 from metasync.backends._shared.logins.oauth import PROVIDERS, TOKEN_TIMEOUT_S, Client, Provider, Tokens
-from metasync.errors import RefusedError, UnreachableError, UsageError
+from metasync.errors import MetaSyncError, RefusedError, UnreachableError, UsageError
 from metasync.local.lock import exclusive, private
 
 DEFAULT: Final = "default"
@@ -114,8 +114,20 @@ class Place:
 
     @property
     def _command(self) -> str:
-        label = "" if self.account == DEFAULT else f" --account {self.account}"
-        return f"metasync auth {self.provider.name}{label}"
+        """The command that links this account, and no other one of the same provider."""
+        alone = self.account == DEFAULT and not self._others()
+        return self.provider.command + ("" if alone else f" --account {self.account}")
+
+    def _others(self) -> set[str]:
+        with contextlib.suppress(RefusedError):  # a folder that cannot be read: this is for an error's text
+            return {*accounts(self.provider.name)} - {self.account}
+        return set()
+
+    def named(self, error: MetaSyncError) -> MetaSyncError:
+        """An error that was told for the provider, with the command for this account in its next step."""
+        if self._command not in error.next_step:
+            error.next_step = error.next_step.replace(self.provider.command, self._command)
+        return error
 
     def refused(self, what: str) -> RefusedError:
         """The error of a login that needs to be linked. Its text names the command: warnings show the text alone."""
@@ -209,9 +221,14 @@ class Place:
 
 
 def place_of(provider: str, account: str | None) -> Place:
-    """The place of a linked account: the one with this label, else the only one. `RefusedError` where there is none."""
+    """The place of a linked account: the one with this label; without a label `default`, else the only one.
+
+    A URL without a label goes on meaning `default` when others are linked later. `RefusedError` where there is none.
+    """
     found = accounts(provider)
     known = PROVIDERS[provider]
+    if account is None and DEFAULT in found:
+        account = DEFAULT
     if account is None and len(found) > 1:
         raise RefusedError(
             f"several accounts of {known.title} are linked: {', '.join(found)}",

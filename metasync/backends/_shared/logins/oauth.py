@@ -62,9 +62,14 @@ class Provider:
     single_use: bool = False
 
     @property
+    def command(self) -> str:
+        """What links an account; `kept.Place.named` adds which one."""
+        return f"metasync auth {self.name}"
+
+    @property
     def step(self) -> str:
         """What mends a login that ended, but for its account."""
-        return f"Run: metasync auth {self.name}"
+        return f"Run: {self.command}"
 
 
 PROVIDERS: Final[Mapping[str, Provider]] = {
@@ -342,7 +347,7 @@ def _refused(provider: Provider, answer: Answer) -> RefusedError | UnreachableEr
     if word in ("invalid_client", "unauthorized_client"):
         return RefusedError(
             f"{provider.title} does not know the app of this login, or its secret ({word})",
-            next_step=f"Run: metasync auth {provider.name} --new-app",
+            next_step=f"{provider.step} --new-app",
         )
     if word in ("access_denied", "authorization_declined"):
         return RefusedError(f"the account was not linked: {provider.title} was told no", next_step=provider.step)
