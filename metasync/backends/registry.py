@@ -8,6 +8,7 @@ Only `open_backend` imports a provider's SDK.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from dataclasses import replace
 from typing import ClassVar, Literal, Protocol, cast
@@ -166,6 +167,17 @@ def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
         return kind.open(url, create_root=create_root)
     except ImportError as error:
         raise _not_loaded(url.scheme, error) from error
+
+
+def check_installed(scheme: str) -> None:
+    """`UsageError` with the command to run, if the library that a linked account's stores need is not installed.
+
+    `parse_url` does not look for it, and `open_backend` comes after the login. Imports nothing of the library.
+    """
+    needed = getattr(_load(scheme), "library", None)
+    for module, package in (needed, ("requests", "requests")) if needed else ():
+        if importlib.util.find_spec(module) is None:
+            raise _not_loaded(scheme, ModuleNotFoundError(f"no package {package}", name=package))
 
 
 def is_watchable(scheme: str) -> bool:

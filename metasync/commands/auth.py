@@ -40,7 +40,8 @@ def auth(
     this device, in the system's keyring or in a file of yours alone. The first time you register an app of your own
     with the provider, and are led through it.
 
-    With several accounts each has a label, and a URL says which one it means: dropbox:/metasync?account=work.
+    With several accounts each has a label, and a URL says which one it means: dropbox:/metasync?account=work. Without
+    a label it means the account that is called default, else the only one.
 
     \b
     Example:
@@ -59,6 +60,7 @@ def auth(
         _list(console)
     from metasync.backends._shared.logins.kept import Place
     from metasync.backends._shared.logins.linking import unlink
+    from metasync.backends.registry import check_installed
     from metasync.commands import linking
     from metasync.reports.accounts import AuthReport
 
@@ -80,6 +82,7 @@ def auth(
             else f"{known.title} was not told. Remove the app there, too: {known.leave}"
         )
         console.report("auth", lines, AuthReport((told,), revoked))
+    check_installed(known.name)
     place = linking.link(known, label, browser=not no_browser, new_app=new_app)
     told = _account(place)
     suffix = "" if label == "default" else f"?account={label}"

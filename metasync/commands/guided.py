@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
-from metasync.backends.registry import has_atomic_create, is_own, may_vote, parse_url
+from metasync.backends.registry import check_installed, has_atomic_create, is_own, may_vote, parse_url
 from metasync.config import byzantine_f, quorum
 from metasync.errors import MetaSyncError, UsageError
 from metasync.session.folder import new_folder
@@ -170,7 +170,7 @@ def _account(provider: str) -> str:
     from metasync.commands import linking
 
     known = linking.provider_named(provider)
-    parse_url(f"{provider}:/metasync")  # whether what it needs is installed, before anybody logs in
+    check_installed(provider)  # before anybody registers an app or logs in
     found = kept.accounts(provider)
     label = kept.DEFAULT
     if found:

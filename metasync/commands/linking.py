@@ -8,7 +8,7 @@ from typing import Final
 
 from metasync.backends._shared.logins import kept, linking, oauth
 from metasync.backends._shared.logins.oauth import Client, Provider, Tokens
-from metasync.errors import RefusedError, UsageError
+from metasync.errors import MetaSyncError, RefusedError, UsageError
 from metasync.terminal import prompt
 
 _TRIES: Final = 3
@@ -89,19 +89,27 @@ def link(provider: Provider, label: str, *, browser: bool, new_app: bool = False
 
     `browser`: open one on this machine. `new_app`: ask for another app than the one that is known.
     """
+    place = kept.Place(provider, label)
     client = _client(provider, label, new_app=new_app)
+    try:
+        tokens = _tokens(place, client, browser=browser)
+    except MetaSyncError as error:
+        raise place.named(error) from None
+    return linking.keep(provider, label, client, tokens)
+
+
+def _tokens(place: kept.Place, client: Client, *, browser: bool) -> Tokens:
+    provider = place.provider
     if browser and has_browser():
-        tokens = _by_browser(provider, client)
-    elif not prompt.somebody():
+        return _by_browser(place, client)
+    if not prompt.somebody():
         raise UsageError(
             f"an account of {provider.title} cannot be linked here: there is no browser, and no terminal to ask on",
             next_step=f"On a terminal, {provider.step.lower()} --no-browser",
         )
-    elif provider.device:
-        tokens = _by_device(provider, client)
-    else:
-        tokens = _by_hand(provider, client)
-    return linking.keep(provider, label, client, tokens)
+    if provider.device:
+        return _by_device(provider, client)
+    return _by_hand(provider, client)
 
 
 def _client(provider: Provider, label: str, *, new_app: bool) -> Client:
@@ -149,14 +157,30 @@ def _word(what: str, *, hidden: bool = False) -> str:
     raise UsageError(f"no {what.lower()} was given")
 
 
-def _by_browser(provider: Provider, client: Client) -> Tokens:
-    with linking.listening(provider, client) as listener:
-        import webbrowser
-
+def _by_browser(place: kept.Place, client: Client) -> Tokens:
+    with linking.listening(place.provider, client) as listener:
         attempt = listener.attempt
-        prompt.tell("Log in and allow it in the browser. If none opens, open this address:", "", f"  {attempt.url}", "")
-        webbrowser.open(attempt.url)
+        prompt.tell(
+            "Log in and allow it in the browser. If none opens, open this address in one on this machine:",
+            "",
+            f"  {attempt.url}",
+            "",
+            # Named before anything failed, too: a starter such as xdg-open ends well or ill after it was started.
+            f"With a browser on another machine alone: end this (Ctrl+C) and {place.step[0].lower()}{place.step[1:]}"
+            " --no-browser",
+        )
+        if not _opened(attempt.url):
+            prompt.tell("No browser could be started here.")
         return attempt.tokens(listener.code())
+
+
+def _opened(url: str) -> bool:
+    import webbrowser
+
+    try:
+        return webbrowser.open(url)
+    except (webbrowser.Error, OSError):  # BROWSER names what cannot be started
+        return False
 
 
 def _by_hand(provider: Provider, client: Client) -> Tokens:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,11 @@ from terminal_kit import on_terminal
 from workspace_kit import Lab, run_cli
 
 from metasync.backends._shared import logins
-from metasync.backends._shared.logins import kept, open_login
+from metasync.backends._shared.logins import kept, linking, open_login
+from metasync.backends.registry import check_installed
+from metasync.commands import guided
 from metasync.commands import linking as dialogue
+from metasync.errors import RefusedError, UsageError
 
 BROWSER = """
 import sys, urllib.request
@@ -32,6 +37,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=["dropbox", "onedrive", "box", "gdrive"])
 def standin(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standin]:
+    try:
+        check_installed(request.param)
+    except UsageError as error:
+        pytest.skip(error.message)
     with oauth_standin(request.param) as found:
         monkeypatch.setenv(f"METASYNC_{request.param.upper()}_ENDPOINT", found.url)
         yield found
@@ -68,6 +77,68 @@ def test_an_account_is_linked_listed_and_unlinked_by_a_script(
     assert len(set(standin.refresh.values())) == kept_there
     assert run_cli("auth", name, "--remove").code == 0
     assert kept.accounts(name) == ()
+
+
+LIBRARIES = {"dropbox": "dropbox", "box": "box_sdk_gen", "gdrive": "googleapiclient"}
+
+
+@pytest.fixture
+def without_library(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Standin:
+    """A provider whose library is not installed; whoever is asked for anything meanwhile fails."""
+    name = standin.provider.name
+    if name not in LIBRARIES:
+        pytest.skip("it has no library")
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None if module == LIBRARIES[name] else found(module))
+    monkeypatch.setattr("metasync.terminal.prompt.line", lambda *_, **__: pytest.fail("it asked for something"))
+    return standin
+
+
+def test_a_library_that_is_missing_is_told_before_an_app_is_registered(without_library: Standin, lab: Lab) -> None:
+    name = without_library.provider.name
+    ran = run_cli("auth", name)
+    assert ran.code == 2
+    assert "not installed" in ran.err and f"pip install 'metasync[{name}]'" in ran.err
+    assert without_library.requests == [] and kept.accounts(name) == ()
+
+
+def test_the_guided_start_too_tells_of_a_missing_library_first(
+    without_library: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("metasync.terminal.prompt.tell", lambda *lines: told.extend(lines))
+    assert guided._tried(guided._asking(without_library.provider.name)) is None
+    assert len(told) == 2 and "not installed" in told[0] and "pip install" in told[1], "once, and no second try"
+    assert without_library.requests == []
+
+
+@pytest.mark.parametrize("failure", [False, webbrowser.Error("could not locate runnable browser")])
+def test_a_browser_that_does_not_start_is_told_before_anybody_waits(
+    standin: Standin, failure: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the way without one, for this account: a screen of another machine (SSH) has none that could come back."""
+    told: list[str] = []
+
+    def opens(_: str) -> bool:
+        if isinstance(failure, Exception):
+            raise failure
+        return False
+
+    def waits(*_: object) -> str:
+        told.append("waits")
+        raise RefusedError("nobody came", next_step=f"{standin.provider.step} --no-browser")
+
+    monkeypatch.setenv(f"METASYNC_{standin.provider.name.upper()}_CLIENT_ID", CLIENT_ID)
+    monkeypatch.setattr("metasync.terminal.prompt.tell", lambda *lines: told.extend(lines))
+    monkeypatch.setattr("webbrowser.open", opens)
+    monkeypatch.setattr(linking.Listener, "code", waits)
+    monkeypatch.setattr(dialogue, "has_browser", lambda: True)
+    with pytest.raises(RefusedError) as caught:
+        dialogue.link(standin.provider, "work", browser=True)
+    command = f"metasync auth {standin.provider.name} --account work --no-browser"
+    assert told[-2:] == ["No browser could be started here.", "waits"]
+    assert any(command in line for line in told)
+    assert caught.value.next_step == f"Run: {command}"
 
 
 def test_the_first_time_the_user_is_led_through_registering_an_app(folder: Path) -> None:

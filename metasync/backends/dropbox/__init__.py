@@ -51,6 +51,7 @@ class DropboxBackend:
     """A folder of an account. It makes no request before the first call."""
 
     scheme: ClassVar[str] = "dropbox"
+    library: ClassVar[tuple[str, str]] = ("dropbox", "dropbox")
     form: ClassVar[LogForm] = "log"
     digest_kind: ClassVar[DigestKind] = "content_hash"
     url_params: ClassVar[frozenset[str]] = frozenset({"account"})
@@ -83,8 +84,9 @@ class DropboxBackend:
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> DropboxBackend:
         """With `create_root` the folder is made, and those above it, if it is missing."""
-        if importlib.util.find_spec("dropbox") is None:
-            raise ModuleNotFoundError("no package dropbox", name="dropbox")
+        module, package = cls.library
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"no package {package}", name=package)
         from metasync.backends._shared.logins import open_login
         from metasync.backends._shared.logins.oauth import endpoint_of
         from metasync.backends.dropbox.client import Client
