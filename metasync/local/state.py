@@ -233,7 +233,7 @@ class LocalDb(State):
             if not {*map(type, map(itemgetter(column), found))} <= {wanted}:
                 raise WorkspaceError(
                     f"The local state {self._path} is damaged: {wanted.__name__} expected where something else stands.",
-                    next_step="Move it away and run again: the local state is rebuilt from the backends.",
+                    next_step=CLONE_ANEW,
                 )
         return found
 
@@ -371,7 +371,7 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
     if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
         raise WorkspaceError(
             f"{name} is a database, but not MetaSync's local state.",
-            next_step="Move it away and run again: the local state is rebuilt from the backends.",
+            next_step=CLONE_ANEW,
         )
     if 0 < version < FORMAT:
         raise WorkspaceError(f"{name} was written by an older MetaSync, in format {version}.", next_step=CLONE_ANEW)
@@ -399,7 +399,7 @@ def _unusable(name: str, cause: Exception) -> WorkspaceError:
     if code.startswith("SQLITE_FULL"):
         step = "The disk is full: free some space and run again; nothing was lost."
     elif code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")) or isinstance(cause, UnicodeDecodeError):
-        step = "Move it away and run again: the local state is rebuilt from the backends."
+        step = CLONE_ANEW
     elif code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         step = "Another process uses it: run again when that has ended."
     else:

@@ -241,7 +241,7 @@ def test_nothing_a_crash_leaves_is_without_a_record(work: Workspace) -> None:
 def test_a_local_state_that_was_made_anew_takes_no_place_of_what_lies_there(
     tmp_path: Path, disk: type[QuietDisk]
 ) -> None:
-    """state.db was moved away, as messages about a damaged one advise: what was replaced before has no record."""
+    """state.db was moved away, and made anew: what was replaced before has no record."""
     with Workspace(tmp_path, disk()) as work:
         agreed(work, MOUNT_OLD)
         there = work.root / ".metasync" / "replaced"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from metasync.errors import UpgradeError, WorkspaceError
 from metasync.local.state import LocalDb, State
-from metasync.local.state_keys import CONFLICTS, REPLACED, UNPLACED, Conflict, ReplacedFile, Unplaced
+from metasync.local.state_keys import CLONE_ANEW, CONFLICTS, REPLACED, UNPLACED, Conflict, ReplacedFile, Unplaced
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 
@@ -111,15 +111,16 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     path.write_bytes(b"my diary" * 1000)
     with pytest.raises(WorkspaceError, match="not a database") as told:
         LocalDb.open(path)
-    assert told.value.next_step
+    assert told.value.next_step == CLONE_ANEW, "a folder without its local state is no workspace any more"
     assert path.read_bytes() == b"my diary" * 1000
 
     other = tmp_path / "other.db"
     db = sqlite3.connect(other)
     db.execute("CREATE TABLE t (x)")
     db.close()
-    with pytest.raises(WorkspaceError, match="not MetaSync's"):
+    with pytest.raises(WorkspaceError, match="not MetaSync's") as told:
         LocalDb.open(other)
+    assert told.value.next_step == CLONE_ANEW
     with pytest.raises(WorkspaceError, match="unable to open"):
         LocalDb.open(tmp_path / "missing" / "state.db")
 
@@ -241,6 +242,7 @@ def test_a_column_of_another_type_is_damage(tmp_path: Path, column: str, value: 
             found = read(db)
         except WorkspaceError as e:
             assert "damaged" in e.message
+            assert e.next_step == CLONE_ANEW
             return
         # an equal type, or one that SQLite turned into the column's
         assert all(type(a) is type(b) for a, b in zip(_flat(good), _flat(found), strict=True))
