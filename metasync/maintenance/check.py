@@ -107,7 +107,8 @@ class Looked:
                 good = tuple(ids[c.backend] for c in copies if c.problem is None)
                 bad = tuple(ids[p.backend] for p in verdict.problems)
                 is_sure = reached and not any(c.unknown for c in copies)
-                self.found[record.id] = verdict, Finding(record, good, bad, is_sure)
+                by_bytes = any(c.problem is not None and c.how in ("read", "piece") for c in copies)
+                self.found[record.id] = verdict, Finding(record, good, bad, is_sure, by_bytes)
             if trail is not None and verdict.waits:
                 self.waited_for.append(trail)
             s.listener(Progress("check", n, len(packs), "packs"))
@@ -149,7 +150,8 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     wanted = s.transfer.placement.copies
     short = sum(verdict.good < wanted for verdict, _ in now.found.values())
     s.db.set(SHORT_KEY, short)
-    wrong_copies.drop(s.db, wrong_copies.load(s.db))
+    if read_data:  # else a digest would take back what was found by reading
+        wrong_copies.drop(s.db, wrong_copies.load(s.db))
     wrong_copies.note(s.db, [f.record.name for _, f in now.found.values() if f.good and f.bad])
     _note_look(s)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}

@@ -46,12 +46,14 @@ OPENED_TOGETHER_BYTES: Final = 32 << 20  # of blobs that are deltas
 
 class Finding(NamedTuple):
     """A pack with which something is wrong. `good`: ids of the backends that hold it intact, `bad`: those that should
-    and do not. `is_sure`: every backend that may hold it has been heard."""
+    and do not. `is_sure`: every backend that may hold it has been heard. `by_bytes`: a copy was found wrong by its
+    bytes, so what its store tells of it says nothing."""
 
     record: PackRecord
     good: tuple[bytes, ...]
     bad: tuple[bytes, ...]
     is_sure: bool
+    by_bytes: bool = False
 
 
 def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) -> tuple[Repaired, Agreed]:
@@ -99,7 +101,7 @@ def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
             name, to = f.record.name, [place for i in f.bad if (place := t.places.get(i)) is not None]
             counting = [p._replace(storage_ids=places.ids(p.backend_id, name)[::-1]) for p in to]
             wanted = [p for p in counting if p.storage_ids]  # the config may be another than the one that was checked
-            task = bring(t, f.record, wanted, t.read_order(name), are_all=f.is_sure)
+            task = bring(t, f.record, wanted, t.read_order(name), are_all=f.is_sure, read_data=f.by_bytes)
             running[s.runtime.start(task)] = f
             if len(running) >= PACKS_MENDED_AT_ONCE:
                 break

@@ -36,7 +36,7 @@ from metasync.store import moves, placement
 from metasync.store.index import PackRecord
 from metasync.store.moves import Places
 from metasync.sync.operations import changing
-from metasync.transfer import late_copies
+from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.copies import Place
 from metasync.transfer.estimates import Direction
 from metasync.transfer.moving import Brought, bring
@@ -133,9 +133,14 @@ class Mover:
 
     def unverified(self, packs: Collection[PackRecord]) -> list[PackRecord]:
         """Those of all packs of an index that are displaced, and not known to be verified, nor lost."""
-        noted, tally = self.noted(packs), self.tally
+        noted, tally, is_doubted = self.noted(packs), self.tally, self.doubted()
         unknown = (p for p in packs if p.id not in tally.done and p.name not in tally.lost)
-        return [p for p in unknown if self.places.is_displaced(p.name) and p.name not in noted]
+        displaced = (p for p in unknown if self.places.is_displaced(p.name))
+        return [p for p in displaced if p.name not in noted or is_doubted(p.name)]
+
+    def doubted(self) -> Callable[[bytes], bool]:
+        """Whether a pack has a copy that this device knows to be wrong, whatever its store tells of it."""
+        return wrong_copies.doubted(self.s.db)
 
     def bring_all(self, packs: Sequence[PackRecord], *, note: bool) -> None:
         """Brings these packs to their places. `note`: they are all of their partitions, to be noted when they are."""
@@ -174,7 +179,7 @@ class Mover:
 
     def _brought(self, packs: Iterable[PackRecord]) -> Iterator[tuple[PackRecord, Brought]]:
         """What became of each pack, several at a time, in no order."""
-        s, todo = self.s, iter(packs)
+        s, todo, is_doubted = self.s, iter(packs), self.doubted()
         running: dict[Future[Any], PackRecord] = {}
         following: PackRecord | None = next(todo, None)
         at_once = PACKS_ASKED_AT_ONCE if self.ends is None else PACKS_IN_PASSING
@@ -191,7 +196,9 @@ class Mover:
                 if unlinked:
                     yield following, Brought(unlinked)
                 else:
-                    sources, how = self._sources(following), {"are_all": self.knows_all, "read_data": self.read_data}
+                    # a digest has others deleted only where other copies stay, and none is known to be wrong
+                    reads = self.read_data or len(wanted) == 1 or is_doubted(following.name)
+                    sources, how = self._sources(following), {"are_all": self.knows_all, "read_data": reads}
                     running[s.runtime.start(bring(s.transfer, following, wanted, sources, **how))] = following
                 following = next(todo, None)
             left_s = None if self.ends is None else self.ends.left_s
@@ -265,8 +272,8 @@ def rebalance(
 
 def _move(mover: Mover) -> None:
     """Brings all that is displaced to its places, but for what this device has noted as verified."""
-    s, noted = mover.s, mover.noted()
-    packs = [p for p in mover.displaced() if p.name not in noted]
+    s, noted, is_doubted = mover.s, mover.noted(), mover.doubted()
+    packs = [p for p in mover.displaced() if p.name not in noted or is_doubted(p.name)]
     s.listener(Phase(PHASE))
     room = s.transfer.room
     names = sorted({mover.names[i] for p in packs for i in mover.places.primary(p.name)} & set(s.names.values()))

@@ -2,12 +2,13 @@
 
 `moving.upkeep` does that.
 
-A note is a hint: whoever acts on it looks at every copy first.
+A note is a hint: whoever acts on it looks at every copy first, and reads it. What a store tells of a copy takes no note
+back, and has no other copy deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from metasync.local.state import LocalDb
@@ -21,6 +22,12 @@ def load(db: LocalDb) -> set[bytes]:
     """The names of packs that are noted."""
     data = db.get(MENDING_KEY) or b""
     return {data[i : i + _NAME_BYTES] for i in range(0, len(data), _NAME_BYTES)}
+
+
+def doubted(db: LocalDb) -> Callable[[bytes], bool]:
+    """Whether a pack's copies count by their bytes alone. All do where there is no room for further notes."""
+    names = load(db)
+    return names.__contains__ if len(names) < NOTED_MAX else lambda _: True
 
 
 def note(db: LocalDb, names: Iterable[bytes]) -> None:

@@ -131,10 +131,13 @@ def test_copies_go_where_the_backends_of_now_hold_the_pack_and_few_at_once(monke
     monkeypatch.setattr(repair, "Places", lambda *_: counting)
     monkeypatch.setattr(repair, "PACKS_MENDED_AT_ONCE", 2)
     asked: dict[bytes, Any] = {}
+    read: list[bytes] = []
     most = 0
 
-    def bring(_: Any, of: Any, wanted: Sequence[Any], sources: Any, *, are_all: bool) -> Any:
+    def bring(_: Any, of: Any, wanted: Sequence[Any], sources: Any, *, are_all: bool, read_data: bool) -> Any:
         asked[of.name] = [(p.backend_id, p.storage_ids) for p in wanted], are_all
+        if read_data:
+            read.append(of.name)
         return Brought({}, tuple(p.name for p in wanted), is_lost=of.name == b"3")
 
     def wait(running: Any) -> list[Any]:
@@ -152,10 +155,15 @@ def test_copies_go_where_the_backends_of_now_hold_the_pack_and_few_at_once(monke
         transfer=SimpleNamespace(places=places, read_order=lambda _: ()), config=None, previous=None,
         runtime=SimpleNamespace(start=start, wait=wait), listener=lambda _: None,
     )  # fmt: skip
-    found = [finding(1, [C], [A, B, C]), finding(2, [C], [A, B], is_sure=False), finding(3, [C], [A])]
+    found = [
+        finding(1, [C], [A, B, C]),
+        finding(2, [C], [A, B], is_sure=False),
+        finding(3, [C], [A])._replace(by_bytes=True),
+    ]
     assert repair._mend(s, found) == (4, 400, {(0, b"3")})
     both = [(A, (b"x",)), (B, (b"x",))]
     assert asked == {b"1": ([(A, (b"old", b"new"))], True), b"2": (both, False), b"3": (both[:1], True)}
+    assert read == [b"3"], "the digest of a copy that was read and found wrong says nothing"
     assert most == 2
 
 

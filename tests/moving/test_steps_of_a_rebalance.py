@@ -74,6 +74,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
         self.noted: list[str] = []
+        self.doubted: list[str] = []  # packs with a copy that is known to be wrong
         self.notes: list[dict[int, int]] = []
         self.named: list[Any] = []  # by the newest index
         self.config: Any = SimpleNamespace(
@@ -91,6 +92,7 @@ class Bench:
         monkeypatch.setattr(rebalancing, "Places", lambda *_: Places())
         monkeypatch.setattr(rebalancing, "knows_all", lambda _: True)
         monkeypatch.setattr(Mover, "noted", lambda *_: Noted(self.noted, {n: n * 10 for n in range(9)}))
+        monkeypatch.setattr(Mover, "doubted", lambda _: lambda name: name.decode() in self.doubted)
         monkeypatch.setattr(moved, "note", lambda _, sums: self.notes.append(dict(sums)))
         monkeypatch.setattr(agreement, "newest", lambda _: self._agreed())
 
@@ -145,6 +147,8 @@ def test_what_is_verified_lost_or_noted_is_not_left(bench: Bench) -> None:
     assert named(mover.unverified(packs)) == ["p5"]
     assert mover.remains()
     assert not bench.mover(packs[1], packs[2], packs[3], tally=tally).remains()
+    bench.doubted = ["p1", "p3", "s4"]
+    assert named(mover.unverified(packs)) == ["p3", "p5"], "what was noted, and is known to be wrong since"
 
 
 @pytest.mark.parametrize(
@@ -203,11 +207,13 @@ class Lines:
         self.arrives = True
         self.asked: list[tuple[list[Place], list[Place]]] = []
         self.begun: list[str] = []
+        self.read: list[str] = []
         self.sizes: dict[int, int] = {}
         monkeypatch.setattr(rebalancing, "bring", self._bring)
         bench.s.runtime = SimpleNamespace(start=self._start, wait=self._wait, clock=lambda: 0.0)
 
-    def _bring(self, _: Any, record: Any, wanted: list[Place], sources: list[Place], **__: Any) -> Any:
+    def _bring(self, _: Any, record: Any, wanted: list[Place], sources: list[Place], **how: Any) -> Any:
+        self.read += [record.name.decode()] if how["read_data"] else []
         self.begun.append(record.name.decode())
         self.asked.append((wanted, sources))
         return record
@@ -284,6 +290,17 @@ def test_a_pack_is_begun_if_the_slowest_line_has_it_there_in_time(
 # ---- where to, and from where
 
 
+@pytest.mark.parametrize("places", [(A,), (A, C)])
+def test_what_has_one_place_or_is_known_to_be_wrong_is_read(
+    bench: Bench, lines: Lines, places: tuple[bytes, ...]
+) -> None:
+    bench.doubted = ["p1"]
+    bench.patch.setattr(Places, "primary", lambda *_: places)
+    packs = [pack("p1"), pack("p2")]
+    assert len([*bench.mover(*packs)._brought(packs)]) == 2
+    assert lines.read == (["p1"] if places == (A, C) else ["p1", "p2"])
+
+
 def test_what_belongs_on_a_backend_that_is_not_linked_waits(bench: Bench, lines: Lines) -> None:
     packs = [pack("p1")]
     mover = bench.mover(*packs)
@@ -326,6 +343,9 @@ def test_a_move_goes_on_where_an_earlier_one_ended_and_names_what_is_still_lost(
     bench.s.transfer.down, asked[:] = {"a": None}, []
     rebalancing._move(mover)
     assert asked == ["c"]
+    bench.doubted, brought[:] = ["p1"], []
+    rebalancing._move(mover)
+    assert brought == [*packs[:2], True], "what was noted, and is known to be wrong since"
 
 
 # ---- the trim
