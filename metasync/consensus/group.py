@@ -339,9 +339,11 @@ class Group:
             return b""
         if ref.hash in self.participant.riding:
             return self.participant.riding[ref.hash][RANDOM_BYTES:]
-        opened = partial(open_named, self.participant.keys, RecordKind.META, ref.hash)
+        return (yield from self._get_meta(ref, partial(open_named, self.participant.keys, RecordKind.META, ref.hash)))
+
+    def _get_meta(self, ref: Ref, opened: Callable[[bytes], bytes]) -> Task:
         copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
-        return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
+        return get_anywhere(copies, META_BYTES_MAX, "a meta object")
 
     def name_root(self, base: State, root: bytes, *, generation: int) -> Task:
         """Names an index root that is to ride in the entries of the version after `base`. -> (Ref, what they carry)."""
@@ -353,8 +355,14 @@ class Group:
         return self.participant.alone(riding.roots(self.participant, self.enter, state, is_known))
 
     def settle(self, state: State) -> Task:
-        """Makes objects of the index root of a decided state and of those it goes on from, where they are in logs."""
-        return riding.settle(self.participant, self.enter, state, lambda s, data: self._put_meta(s, s.index, data))
+        """Makes objects of the index root of a decided state and of those it goes on from, where they are in logs.
+
+        On the acceptors of the newest config that is known: those that the versions had then may be out of use.
+        """
+        worked_on = state if self._instance is None else self._instance.base
+        newest = max(state, worked_on, key=lambda s: (s.era, s.v))
+        get = lambda ref: self._get_meta(ref, partial(named, ref.hash))  # noqa: E731
+        return riding.settle(self.participant, self.enter, state, get, partial(self._put_meta, newest))
 
     def put_const(self, base: State, plaintext: bytes) -> Task:
         """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""

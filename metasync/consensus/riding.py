@@ -16,6 +16,7 @@ log of the version that brought it, and `settle` goes back to that version.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import suppress
 from types import GeneratorType
 from typing import Any, Final
 
@@ -24,8 +25,8 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.objects import seal_object
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import RANDOM_BYTES
-from metasync.consensus.records.state import NOTHING, Change, State
-from metasync.errors import NoQuorumError
+from metasync.consensus.records.state import NOTHING, Change, Ref, State
+from metasync.errors import DamagedError, NoQuorumError
 from metasync.keys.derive import RecordKind
 from metasync.runtime.effects import Gather, Task
 
@@ -62,31 +63,52 @@ def find(m: Participant, enter: Enter, state: State, digest: bytes, way: Contain
     return None
 
 
-def settle(m: Participant, enter: Enter, state: State, put: Callable[[State, bytes], Task]) -> Task:
+def settle(
+    m: Participant,
+    enter: Enter,
+    state: State,
+    get: Callable[[Ref], Task],
+    put: Callable[[Ref, bytes], Task],
+) -> Task:
     """Makes objects of the index root of a decided state, and of those that it goes on from, where they ride or did.
 
-    The oldest first, so that what an object goes on from is an object. `put`: has enough acceptors hold the root of a
-    state, sealed. `NoQuorumError`.
+    The oldest first, so that what an object goes on from is an object. `get`: brings the sealed root of this name, from
+    wherever it is an object. `put`: has enough acceptors of today hold it. The way back ends early where no backend
+    shows a state any more, because those that had its log are out of use: a root there must be an object.
+    `NoQuorumError`, `DamagedError` where a root is neither an object nor in a log.
     """
-    todo: list[tuple[State, State]] = []
+    todo: list[tuple[State, State | None]] = []
     kept: list[bytes] = []
     while state.index != NOTHING and state.index.hash not in m.settled:
-        before = yield from _before(m, enter, state)
-        if state.index_rides:
+        before: State | None = None
+        with suppress(DamagedError, NoQuorumError):
+            before = yield from _before(m, enter, state)
+        if state.index_rides or before is None:
             todo.append((state, before))
         elif state.index == before.index:
             kept.append(state.index.hash)
         else:
             break
+        if before is None:
+            break
         state = before
     for at, before in reversed(todo):
-        riding = yield from _read(m, enter, at)
-        random, root = riding[:RANDOM_BYTES], riding[RANDOM_BYTES:]
-        _, data = seal_object(m.keys, RecordKind.META, root, era=before.era, epoch=before.epoch, random=random)
-        yield from put(at, data)
+        yield from put(at.index, (yield from _sealed_root(m, enter, at, before, get)))
         m.note_settled(at.index.hash)
     for digest in kept:
         m.note_settled(digest)
+
+
+def _sealed_root(m: Participant, enter: Enter, state: State, before: State | None, get: Callable[[Ref], Task]) -> Task:
+    """-> the index root of a state as its object is, from there or from its log. `before`: None, no log is left."""
+    if before is None:
+        return (yield from get(state.index))
+    if state.index.hash not in m.riding:
+        with suppress(DamagedError, NoQuorumError):
+            return (yield from get(state.index))
+    riding = yield from _read(m, enter, state)
+    random, root = riding[:RANDOM_BYTES], riding[RANDOM_BYTES:]
+    return seal_object(m.keys, RecordKind.META, root, era=before.era, epoch=before.epoch, random=random)[1]
 
 
 def made(make_value: Callable[[], Any], settle: Callable[[], Task]) -> Task:

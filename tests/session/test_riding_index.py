@@ -11,7 +11,7 @@ from workspace_kit import Lab, tree_of, write
 from metasync.consensus import Group, Ref, State, riding
 from metasync.consensus.participant import Participant
 from metasync.consensus.truncation import Progress
-from metasync.errors import DamagedError, MetaSyncError
+from metasync.errors import DamagedError, MetaSyncError, NoQuorumError
 from metasync.runtime.effects import Task
 from metasync.session import write_index
 from metasync.session.folder import BASE_KEY
@@ -287,6 +287,47 @@ def test_a_workspace_is_restarted_from_what_nobody_settled(unsettled: Workspace,
     lab.hurry()
     unsettled.recover(["b", "c"], "correct horse battery staple", confirm="docs")
     assert unsettled.check().problems == ()
+
+
+def no_log_is_left(monkeypatch: pytest.MonkeyPatch, *, states_are: bool) -> None:
+    """As where all backends that voted for past versions are out of use; `states_are`: but for the states."""
+
+    def none(*_: object) -> Task:
+        raise NoQuorumError("no log is left")
+        yield
+
+    monkeypatch.setattr(riding, "_read" if states_are else "_before", none)
+
+
+@pytest.mark.parametrize("states_are", [True, False])
+def test_what_is_neither_an_object_nor_in_a_log_is_kept_by_no_version(
+    unsettled: Workspace, monkeypatch: pytest.MonkeyPatch, states_are: bool
+) -> None:
+    before = state_of(unsettled)
+    with monkeypatch.context() as gone:
+        no_log_is_left(gone, states_are=states_are)
+        with pytest.raises(MetaSyncError):
+            unsettled.tag("latest", "by-the-rules")
+    unsettled.pull()
+    assert state_of(unsettled) == before
+
+
+@pytest.mark.parametrize("states_are", [True, False])
+def test_what_is_an_object_needs_no_log(
+    unsettled: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch, states_are: bool
+) -> None:
+    """One copy is left: the others are made of it, and the version that keeps the index goes on."""
+    unsettled.check()
+    name = state_of(unsettled).index
+    for backend in "bc":
+        for path in lab.objects(backend, "meta"):
+            if path.name == name.hash.hex():
+                path.unlink()
+    assert not is_object(lab, name)
+    unsettled = lab.reopen(unsettled)
+    no_log_is_left(monkeypatch, states_are=states_are)
+    unsettled.tag("latest", "by-the-rules")
+    assert is_object(lab, name)
 
 
 def test_an_index_that_is_nowhere_is_not_looked_for_in_all_logs(
