@@ -3,8 +3,11 @@
 A provider that addresses objects by ids of its own (Google Drive, Box) is asked by path once, and by id from then on.
 All four clouds keep the id of the store's own folder (`kept_root`).
 The file lies in $XDG_STATE_HOME/metasync/ids, or ~/.local/state/metasync/ids. It holds no secret: paths are random, and
-an id opens nothing. Losing it, or finding it damaged, costs searches alone. Whoever takes an id from here checks what
-the provider then says of it, or finds it gone and searches.
+an id opens nothing. Losing it, or finding it damaged, costs searches alone. Whoever takes an id from here to write, to
+delete or to tell of an object checks what the provider then says of it, or finds it gone and searches. A `get` does
+not, for that would be a request more: bytes by the id of another object are as bytes that a provider made up. Readers
+notice them, as what they read is named by its hash or sealed to its place, and the `stat`, `digest` or `put` of whoever
+mends it ends the id.
 """
 
 from __future__ import annotations
@@ -75,15 +78,19 @@ class NativeIds:
             return _row(db, "SELECT path FROM ids WHERE id = ?", native_id)
 
     def note(self, found: Iterable[tuple[str, str]]) -> None:
-        """Takes in paths with their ids: each path has one from now on."""
+        """Takes in paths with their ids: each path has one from now on, the last of several."""
         rows = list(found)
+        kept = dict(rows)
         with self._open() as db:
             if db is None:
                 self._own.update(rows)
                 return
             with db:
-                db.executemany("UPDATE ids SET live = 0 WHERE path = ? AND id != ?", rows)
-                db.executemany("INSERT OR REPLACE INTO ids VALUES (?2, ?1, 1)", rows)
+                db.executemany("UPDATE ids SET live = 0 WHERE path = ? AND id != ?", kept.items())
+                db.executemany(
+                    "INSERT OR REPLACE INTO ids VALUES (?2, ?1, ?3)",
+                    ((path, one, kept[path] == one) for path, one in rows),
+                )
 
     def forget(self, path: str) -> None:
         """The path has no id any more."""

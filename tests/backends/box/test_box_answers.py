@@ -339,6 +339,16 @@ def asked(standin: BoxStandin) -> list[str]:
     return ["poll" if "/subscribe" in one.target else names[one.method] for one in came]
 
 
+def test_a_look_ends_an_id_of_another_object(filled: BoxBackend) -> None:
+    """A get takes it, as it takes any bytes that a provider gives; whoever mends what it read looks first."""
+    filled.put("d/b", b"other")
+    ids = filled._files.folder.ids
+    ids.note([("d/a", str(ids.get("d/b")))])
+    assert filled.get("d/a", max_bytes=9) == b"other"
+    assert filled.stat("d/a") == 4
+    assert filled.get("d/a", max_bytes=9) == b"0123"
+
+
 def test_a_poll_that_nothing_ended_costs_two_requests(filled: BoxBackend, standin: BoxStandin) -> None:
     """Box wants a new server after `reconnect`; what changed meanwhile ends the next poll at once."""
     cursor = filled.watch("d", "", 30).cursor

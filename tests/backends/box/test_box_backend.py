@@ -15,3 +15,9 @@ from metasync.testing.contract import CHECKS, Check, Store, check_id
 @pytest.mark.parametrize("check", CHECKS, ids=check_id)
 def test_contract(check: Check, opened: Callable[..., BoxBackend], standin: BoxStandin) -> None:
     passes(check, Store(opened), SMALL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", CHECKS, ids=check_id)
+def test_contract_between_processes(check: Check, opened: Callable[..., BoxBackend], standin: BoxStandin) -> None:
+    passes(check, Store(opened, "box:/top/ws"), SMALL)

@@ -372,6 +372,28 @@ def test_an_id_of_another_object_is_found_out(filled: GoogleDriveBackend) -> Non
     files = filled._files
     files.ids.note([("d/a", str(files.ids.get("d/b")))])
     assert filled.stat("d/a") == 4
+    assert filled.get("d/a", max_bytes=9) == b"0123", "and the id is not taken any more"
+
+
+@pytest.mark.parametrize("twins", [("1", "2"), ("2", "1")])
+def test_of_ids_of_one_path_the_last_counts(tmp_path: Path, twins: tuple[str, str]) -> None:
+    ids = NativeIds(tmp_path / "ids.db")
+    ids.note([("d/a", one) for one in twins])
+    assert ids.get("d/a") == twins[1]
+    assert [ids.path_of(one) for one in twins] == ["d/a", "d/a"], "feeds tell what is gone by its id"
+    ids.close()
+
+
+def test_a_younger_twin_is_read_until_a_list_shows_both(
+    backend: GoogleDriveBackend, standin: GoogleDriveStandin
+) -> None:
+    root, folders = root_of(standin), {"1": "d"}
+    standin.add("d/a", b"old", root, folders)
+    younger = standin.add("d/a", b"new", root, folders)
+    backend._files.ids.note([("d/a", younger.id)])  # as a search notes it that does not see the older one yet
+    assert backend.get("d/a", max_bytes=9) == b"new"
+    backend.list("d")
+    assert backend.get("d/a", max_bytes=9) == b"old"
 
 
 def test_a_delete_by_an_id_of_another_object_leaves_that_alone(
