@@ -104,7 +104,10 @@ def test_every_command_is_found_where_the_table_says(tmp_path: Path) -> None:
     assert cli.cli.get_command(None, "frobnicate") is None
 
 
-SDKS = {"obstore", "boto3", "botocore", "requests", "urllib3", "swiftclient", "asyncssh", "paramiko", "google", "azure"}
+SDKS = {
+    *("obstore", "boto3", "botocore", "requests", "urllib3", "swiftclient", "asyncssh", "paramiko", "google", "azure"),
+    *("dropbox", "stone", "box_sdk_gen", "googleapiclient", "httplib2"),
+}
 
 
 def test_no_provider_and_no_sdk_is_loaded_before_a_backend_is_opened(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The clouds are stand-ins with their own libraries in front; S3 and WebDAV are re
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from crash_kit import CHEAP, PASSPHRASE, edit_some, make_tree, quiet_environment, read_tree, same_trees
 from providers_kit import clone, urls_of
 
+from metasync.backends.registry import parse_url
 from metasync.workspace import Workspace
 
 for library in ("dropbox", "box_sdk_gen", "googleapiclient"):
@@ -27,7 +29,14 @@ from servers.onedrive_standin import OneDriveStandin  # noqa: E402
 from servers.standin import Standin, linked  # noqa: E402
 
 pytestmark = pytest.mark.servers
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 quiet_environment()
+
+
+def readme_urls() -> dict[str, str]:
+    """The backends of the README's example of one workspace over five stores, by scheme."""
+    example = README.partition("One workspace over five")[2].partition("```\n")[2].partition("```")[0]
+    return {parse_url(url).scheme: url for url in re.findall(r"--backend '?([^\s']+)", example)}
 
 
 @pytest.fixture
@@ -42,8 +51,8 @@ def clouds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
 def test_a_workspace_over_five(providers: dict[str, Any], clouds: dict[str, Any], tmp_path: Path) -> None:
     """Outage, throttling and a token that ends, of one after the other, while two devices push."""
     servers = urls_of(providers, tmp_path)
-    urls = {name: f"{name}:/notes?name={name}" for name in ("dropbox", "onedrive", "box")}
-    urls |= {name: servers[name] for name in ("s3", "webdav")}
+    urls = {name: url if name in clouds else servers[name] for name, url in readme_urls().items()}
+    assert [*urls] == ["dropbox", "onedrive", "box", "s3", "webdav"]
     rng = random.Random(12)
     one, two = tmp_path / "one", tmp_path / "two"
     make_tree(one, rng, files=40)
@@ -67,12 +76,17 @@ def test_a_workspace_over_five(providers: dict[str, Any], clouds: dict[str, Any]
             w.pull()
             assert w.push(f"without {name}").version is not None
         clouds[name].is_away = False
-    clouds["box"].switches.refused = [(429, "600")] * 50
+    refusals = 50
+    clouds["box"].switches.refused = [(429, "600")] * refusals
     clouds["dropbox"].switches.ended.add(clouds["dropbox"].token)
+    renewals = clouds["dropbox"].renewals
     with Workspace.open(two) as w:
         w.pull()
         edit_some(two, rng, 3, "throttled")
         assert w.push("throttled").version is not None
+    left = len(clouds["box"].switches.refused)
+    assert 0 < left < refusals, "Box refused what it was asked for, and was left alone then"
+    assert clouds["dropbox"].renewals > renewals, "its token ended while it was used, and was renewed"
     with Workspace.open(one) as w:
         w.pull()
     same_trees({"one": read_tree(one), "two": read_tree(two)})
