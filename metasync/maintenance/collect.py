@@ -21,6 +21,7 @@ from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance import line, sweep
+from metasync.maintenance.duplicates import Duplicates
 from metasync.maintenance.sweep import Refusals, Swept
 from metasync.objects.model import ObjectKind, decode_snapshot, version_of
 from metasync.objects.reach import mark
@@ -95,6 +96,7 @@ class _Collection:
         self.stored: tuple[Agreed, list[Ref]] | None = None  # the index of an attempt, and the base it was made of
         self.fence_above = -1  # the newest generation of what no index names and is to go
         self.op_id = s.entropy(OP_ID_BYTES)
+        self.duplicates = Duplicates()
         self._refused = cache(partial(witnesses.refusals, s))
 
     def run(self) -> GcReport:
@@ -154,10 +156,22 @@ class _Collection:
         after = after._replace(replaced=left, purge=before.purge and not repack)
         purge = before.purge and repack
         needed = self.marked if purge else deltas.with_bases(base.index, self.marked, IdSet())
-        planned = collection.plan(base.index, needed, repack=repack, purge=purge)
+        planned = self._plan(base, contents, needed, repack=repack, purge=purge)
         self.stored = None
         counts = len(stay), len(pushes) - len(stay)
         return _Found(base, before, after, *counts, needed, planned, tuple(known), frozenset(stay))
+
+    def _plan(self, base: Agreed, contents: Contents, needed: Ids, *, repack: bool, purge: bool) -> Plan:
+        """What becomes of the packs. None goes of which others are only said to have what is in it (`duplicates`)."""
+        stay: set[PackId] = set()
+        while True:
+            planned = collection.plan(base.index, needed, repack=repack, purge=purge, stay=stay)
+            if self.dry_run:
+                return planned
+            doubted = self.duplicates.in_doubt(base.index, contents, planned, needed)
+            if not doubted:
+                return planned
+            stay |= doubted  # of those that stay none is asked for again
 
     def _follow(self, found: _Found, newest: Agreed) -> _Found | None:
         """The same on a base that has only more pushes, at the cost of these; None: all is to be looked at again.
@@ -186,8 +200,11 @@ class _Collection:
         added = Index(tuple(newest.segments[n] for n in _new_items(newest, base)))
         if any(one.tombstones for one in added.segments):
             return None
-        for places in map(added.find, fresh.ids):  # they go back to nothing that was about to go
+        for i in fresh.ids:  # they go back to nothing that was about to go
+            places = added.find(i)
             if not any(r.id not in gone and deltas.is_relied_on(newest.index, r, o, found.marked) for r, o in places):
+                return None
+            if any(r.id in gone for r, _ in newest.index.find(i)):  # what the others say of it was not looked at
                 return None
         stay, retained = found.stay | {v for v, _ in new}, found.retained
         if found.dropped:

@@ -85,25 +85,29 @@ class Plan:
     use_of: Callable[[PackId], Use | None] = lambda _: None
 
 
-def plan(index: Index, marked: Ids, *, repack: bool = True, purge: bool = False) -> Plan:
+def plan(index: Index, marked: Ids, *, repack: bool = True, purge: bool = False, stay: Collection[PackId] = ()) -> Plan:
     """Decides over the packs of an index.
 
     `purge`: every pack that has anything that is not needed counts as sparse, and every one with deltas of that.
+    `stay`: packs that stay in any case, as they are.
     """
     uses = _Uses(index)
     uses.count(marked)
     order, placed = uses.preferred(), marked.part()
     uses.count(marked, placed, order)
     purge = purge and repack
-    freed = uses.count_freed(marked, placed, order) if purge else []
+    held = {n for n in order if index.listed.record(n).id in stay} if stay else set[int]()
+    freed = [n for n in uses.count_freed(marked, placed, order) if n not in held] if purge else []
     gone = bytearray(len(index.listed))
     for n in order:
-        gone[n] = not uses.needed[n]
+        gone[n] = not uses.needed[n] and n not in held
     alive = array("I", (n for n in uses.preferred() if not gone[n]))
     unused = sum(uses.of(n).unused_bytes for n in alive)
     needed = sum(index.listed.record(n).size for n in alive) - unused
     sparse = array("I")
     for n in chain(freed, reversed(alive if repack else array("I"))):  # those of which the least is needed
+        if n in held:
+            continue
         use = uses.of(n)
         is_little = unused * UNUSED_SHARE <= needed and use.needed * MOSTLY_DEAD >= use.total
         if len(sparse) >= len(freed) and (use.needed == use.total or (is_little and not purge)):

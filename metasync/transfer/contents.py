@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from metasync.codec import UPGRADE
@@ -82,7 +82,7 @@ class Contents:
     may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
     has_begun: bool = field(default=False, init=False)
     _later: tuple[Index, Transfer] | None = field(default=None, init=False)
-    _bad: set[tuple[int, bytes, bytes]] = field(default_factory=set, init=False)  # deltas that gave something else
+    _bad: set[tuple[int, bytes, bytes]] = field(default_factory=set, init=False)  # places that are not read
     _newer: set[bytes] = field(default_factory=set, init=False)  # blobs whose deltas a later version alone opens
 
     def __contains__(self, object_id: bytes) -> bool:
@@ -260,6 +260,14 @@ class Contents:
         if self._bad:
             places = [p for p in places if (p[0].generation, p[0].name, object_id) not in self._bad]
         return places
+
+    def only_in(self, packs: Mapping[bytes, tuple[int, bytes]]) -> Contents:
+        """The same that reads these objects in one pack each, and nowhere else: not in a newer index, nor here."""
+        out = replace(self, at_hand={}, newer=lambda: None, along={}, bases=NoBases())
+        for object_id, pack in packs.items():
+            others = (record.id for record, _ in self.index.find(object_id) if record.id != pack)
+            out._bad.update((*other, object_id) for other in others)
+        return out
 
     def plan(
         self, ids: Iterable[bytes], lost: Container[tuple[int, bytes]] = ()

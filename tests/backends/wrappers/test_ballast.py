@@ -407,7 +407,7 @@ def test_all_full_and_files_are_new(lab: Lab) -> None:
         assert f"{n}: " in ran.err
         assert ballast(lab, n), "packs leave it alone"
     assert re.search(r"every backend is full: none has room for a pack of 5\d\.\d KiB", ran.err)
-    assert "a: 9.8 KiB are free there; a pack of " in ran.err
+    assert re.search(r"a: [89]\.8 KiB are free there; a pack of ", ran.err)  # an entry of the log may be there before
     assert "nothing is lost" in ran.err
     assert tree_of(w.directory) == before
     for n in "abc":
