@@ -974,11 +974,8 @@ class Contents:
         if not {"compress", "encrypt", "integrity"}.issuperset(steps):
             raise UpgradeError("a pack")
         for path in (place / "packs" / str(key[0]) / name[:2] / name for place in self.space.places):
-            with (
-                suppress(FileNotFoundError, NotADirectoryError),
-                self.space.report.passing(path),
-                path.open("rb") as file,
-            ):
+            absent = suppress(FileNotFoundError, NotADirectoryError)
+            with self.space.report.passing(path), absent, path.open("rb") as file:
                 file.seek(at)
                 data = file.read(segment.stored)
                 require(sha256(data) == segment.digest, "damaged; looking for another copy")
@@ -1194,7 +1191,10 @@ def main() -> int:
     what.add_argument("--restore", type=Path, metavar="DEST", help="write the files into a new folder")
     report = Report()
     try:
-        run(parser.parse_args(), report)
+        args = parser.parse_args()
+        if args.version is not None and args.version < 1:
+            parser.error("versions begin with 1")
+        run(args, report)
     except (StopError, *UNREADABLE, OSError) as problem:
         report.note(f"reader: {problem}", 1)
     return report.code

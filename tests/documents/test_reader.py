@@ -153,8 +153,11 @@ def test_every_version(lab: Lab, run: Run, tmp_path: Path, encrypted: bool) -> N
     assert restored(run, dest, *stores(lab)) == trees[-1]
     for v, tree in enumerate(trees, 1):
         assert restored(run, dest, *stores(lab), "--version", str(v)) == tree
+    with pytest.raises(SystemExit) as wrong:
+        run(*stores(lab), "--restore", dest, "--version", "0")
+    assert wrong.value.code == 2 and not dest.exists()
     history = run(*stores(lab), "--history")
-    assert history.code == 0
+    assert history.code == 0 and "No such file" not in history.err, "packs lie on two of three"
     assert [(line.split("\t")[0], line.split("\t")[3]) for line in history.out.splitlines()] == [
         ("3", "three"),
         ("2", "two"),
