@@ -25,6 +25,7 @@ CLOUDS = {
     "gdrive": ("googleapiclient", "GoogleDriveStandin"),
     "box": ("box_sdk_gen", "BoxStandin"),
 }
+EDITS_MAX = 24  # of a call: all of them take over ten minutes
 Edit = Callable[[int, Answer], Answer]  # of a call's answers, by their numbers
 JSON = {"Content-Type": "application/json"}
 DEEP = b"[" * 200_000
@@ -274,8 +275,8 @@ def test_odd_things_that_got_past_the_contract_once(account: Account) -> None:
 def test_anything_odd_in_one_answer(account: Account, name: str, is_warm: bool) -> None:
     if name not in calls_of(account):
         pytest.skip("no such call")
-    wrong = []
-    for text, edit in edits(account.answers(name, is_warm=is_warm)):
+    wrong, every = [], [*edits(account.answers(name, is_warm=is_warm))]
+    for text, edit in every[:: len(every) // EDITS_MAX + 1]:
         try:
             account.ends_by_the_contract(name, edit, is_warm=is_warm)
         except Exception as error:
