@@ -451,6 +451,7 @@ class Turning:
         self.planned = self.begun = 0
         self._left, self._brings, self._between = times, False, between
         self._over = threading.Event()  # the turn is
+        self._puller = threading.current_thread()
         plan, begin, part, whole = merging._plan, Checkout.begin, Checkout.stage_part, Checkout.stage_whole
 
         def planned(*args: Any) -> Any:
@@ -479,8 +480,8 @@ class Turning:
     @contextmanager
     def _staging(self, path: bytes, offset: int) -> Iterator[None]:
         over = self._over
-        if self._left and self._brings:
-            assert over.wait(SOON_S)
+        if self._left and self._brings and threading.current_thread() is not self._puller:
+            assert over.wait(SOON_S)  # what came along with directories is staged by the pull itself, which looks later
         if over.is_set():
             raise RuntimeError("its turn is over")
         yield
