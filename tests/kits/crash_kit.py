@@ -308,8 +308,8 @@ def accept_quorum() -> None:
     """A quorum has accepted; nobody was told."""
     phase = proposer._Attempt._phase
 
-    def dying(self: Any, kind: Any) -> Any:
-        yield from phase(self, kind)
+    def dying(self: Any, kind: Any, **words: Any) -> Any:
+        yield from phase(self, kind, **words)
         if kind is proposer.Kind.ACCEPT and self.instance.decided() is not None:
             _die()
 
