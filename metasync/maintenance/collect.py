@@ -156,21 +156,26 @@ class _Collection:
         after = after._replace(replaced=left, purge=before.purge and not repack)
         purge = before.purge and repack
         needed = self.marked if purge else deltas.with_bases(base.index, self.marked, IdSet())
-        planned = self._plan(base, contents, needed, repack=repack, purge=purge)
+        planned, is_all = self._plan(base, contents, needed, repack=repack, purge=purge)
+        if purge and not is_all:  # what is to be wiped may lie in a pack that stays for now
+            after = after._replace(purge=True)
         self.stored = None
         counts = len(stay), len(pushes) - len(stay)
         return _Found(base, before, after, *counts, needed, planned, tuple(known), frozenset(stay))
 
-    def _plan(self, base: Agreed, contents: Contents, needed: Ids, *, repack: bool, purge: bool) -> Plan:
-        """What becomes of the packs. None goes of which others are only said to have what is in it (`duplicates`)."""
+    def _plan(self, base: Agreed, contents: Contents, needed: Ids, *, repack: bool, purge: bool) -> tuple[Plan, bool]:
+        """What becomes of the packs, and whether all go that may.
+
+        None goes of which others are only said to have what is in it (`duplicates`).
+        """
         stay: set[PackId] = set()
         while True:
             planned = collection.plan(base.index, needed, repack=repack, purge=purge, stay=stay)
             if self.dry_run:
-                return planned
+                return planned, True
             doubted = self.duplicates.in_doubt(base.index, contents, planned, needed)
             if not doubted:
-                return planned
+                return planned, not stay
             stay |= doubted  # of those that stay none is asked for again
 
     def _follow(self, found: _Found, newest: Agreed) -> _Found | None:

@@ -66,3 +66,24 @@ def test_what_two_packs_have_goes_from_one_of_them(lab: Lab) -> None:
     assert one.check(read_data=True).packs <= before
     assert tree_of(lab.clone(urls, device="fresh").directory) == tree_of(one.directory)
     assert [other.gc().freed, other.check(read_data=True).problems] == [(), ()]
+
+
+def test_what_was_forgotten_goes_once_the_pack_beside_it_may(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack that has to stay for now keeps what was forgotten; the next collection still knows that it is to go."""
+    urls = lab.urls("a", "b", "c")
+    one, same = lab.init(urls), os.urandom(40_000)
+    write(one.directory, {"x": same, "secret": os.urandom(3000)})
+    one.push()
+    list_in_a_pack_of_its_own(lab.clone(urls, device="other"), same, same)
+    (one.directory / "secret").unlink()
+    one.push()
+    monkeypatch.setattr(duplicates, "READ_BYTES_MAX", 0)
+    one.forget(["secret"])
+    one.gc()
+    with one._session("look") as s:
+        assert s.indexes.retained(s.newest_state()).purge
+    monkeypatch.setattr(duplicates, "READ_BYTES_MAX", 1 << 30)
+    one.gc()
+    with one._session("look") as s:
+        assert not s.indexes.retained(s.newest_state()).purge
+    assert one.check(read_data=True).problems == ()
