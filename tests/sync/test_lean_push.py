@@ -136,8 +136,13 @@ def test_one_copy_alone_goes_to_a_store_that_is_asked(lab: Lab, heard: Heard) ->
     assert max(calls["get birth"] for calls in asked[2:]) >= 4, "one beside the pack, and one beside each vote"
 
 
-def test_without_a_quorum_of_the_stores_nothing_is_proposed(lab: Lab, heard: Heard) -> None:
+@pytest.mark.parametrize(("is_cold", "nothing"), [(False, "create px"), (True, "put packs")])
+def test_without_a_quorum_of_the_stores_nothing_is_proposed(
+    lab: Lab, heard: Heard, is_cold: bool, nothing: str
+) -> None:
+    """A process of its own begins with its proposal, and stores nothing."""
     w = warm(lab)
+    w = lab.reopen(w) if is_cold else w
     lab.faults["b"].wipe()
     lab.faults["c"].wipe()
     lab.hurry(0.3)
@@ -146,7 +151,7 @@ def test_without_a_quorum_of_the_stores_nothing_is_proposed(lab: Lab, heard: Hea
     with pytest.raises(NoQuorumError) as e:
         w.push()
     assert "may be committed" not in e.value.message
-    assert heard.take()["create px"] == 0
+    assert heard.take()[nothing] == 0
 
 
 def test_the_next_process_asks_for_no_floor_that_was_not_there_today(
@@ -268,20 +273,6 @@ def test_news_that_a_proposal_met_are_merged(lab: Lab) -> None:
     assert theirs is not None
     assert report.version == theirs + 1
     assert (w.directory / "g").read_bytes() == b"of the other"
-
-
-def test_a_proposal_without_a_quorum_stores_nothing(lab: Lab, heard: Heard) -> None:
-    w = warm(lab)
-    w = lab.reopen(w)
-    lab.faults["b"].wipe()
-    lab.faults["c"].wipe()
-    lab.hurry(0.3)
-    heard.take()
-    write(w.directory, {"f": b"nobody may know of this"})
-    with pytest.raises(NoQuorumError) as e:
-        w.push()
-    assert "may be committed" not in e.value.message
-    assert heard.take()["put packs"] == 0
 
 
 def test_heads_are_written_once_a_minute_and_in_the_end(lab: Lab, heard: Heard) -> None:
