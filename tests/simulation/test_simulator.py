@@ -132,7 +132,7 @@ SHOWN = (
 """Mutants that a scenario of their own shows."""
 LATER = {
     "list-ahead": 18,
-    "move-blind": 37,
+    "move-blind": 144,
 }  # the first seed that is tried, where those from 7 on show nothing for long
 
 
