@@ -118,7 +118,7 @@ def _policy(keep: dict[str, str | tuple[str, ...] | None]) -> Keep | None:
     """What the options ask for; None: for nothing."""
     from metasync.store import retention
 
-    words = [(key.removeprefix("keep_"), value) for key, value in keep.items() if value]
+    words = [(key.removeprefix("keep_"), value) for key, value in keep.items() if value not in (None, ())]
     pairs = [(key, one) for key, value in words for one in (value if isinstance(value, tuple) else (value,))]
     try:
         return retention.of_words(pairs) if pairs else None

@@ -56,7 +56,10 @@ class Age(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A policy. A number of 0 and an age of None say nothing; one that says nothing at all keeps every version."""
+    """A policy. A number of 0 and an age of None say nothing; one that says nothing at all keeps every version.
+
+    `ValueError` for a number that is none of versions.
+    """
 
     last: int = 0
     hourly: int = 0
@@ -66,6 +69,11 @@ class Keep:
     yearly: int = 0
     within: Age | None = None
     tag: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for word in COUNTS:
+            if not UNLIMITED <= getattr(self, word) < COUNT_MAX:
+                raise ValueError(f"{word}={getattr(self, word)}: it is a number from 1 on, or {UNLIMITED}, unlimited")
 
     def __bool__(self) -> bool:
         return any(getattr(self, f.name) for f in fields(self)) or self.within is not None

@@ -62,6 +62,14 @@ def test_words(policy: str, stays: list[int]) -> None:
     assert which(policy, WEEK) == stays
 
 
+@pytest.mark.parametrize("number", [-2, -(1 << 31), 1 << 31])
+def test_a_number_that_is_none_of_versions_is_refused(number: int) -> None:
+    """A slice up to -2 would drop the two oldest versions."""
+    for word in retention.COUNTS:
+        with pytest.raises(ValueError, match=f"{word}={number}: it is a number from 1 on"):
+            Keep(**{word: number})  # type: ignore[arg-type]
+
+
 def test_versions_with_names_stay() -> None:
     assert which("last=1", WEEK, draft=2, sent=4, gone=99) == [2, 4, 8]
 
