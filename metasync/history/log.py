@@ -26,7 +26,7 @@ from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.reports.history import Counts, LogItem, PathChange
-from metasync.session import agreement, unreadable
+from metasync.session import agreement, left_out, unreadable
 from metasync.session.session import Agreed, Session
 from metasync.store.retained import Dropped, Retained
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
@@ -58,8 +58,10 @@ class History:
         if s.db.has(KEPT_KEY):
             at_hand = {i: (ObjectKind(kind), data) for i, kind, data in s.db.staged()}
         newer = partial(agreement.newer_index, s, self.newest.state)
-        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime, at_hand, newer=newer)
+        told = self.explained
+        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime, at_hand, newer=newer, explained=told)
         self.whole = False  # the caller goes through all of it
+        self.needed_by = 0  # the oldest version that was asked for by its number
         self._last: Moment | None = None
         self._fetched = 0
         self._ahead: list[bytes] | None = []  # what may be fetched ahead; None: it was
@@ -124,10 +126,17 @@ class History:
         Versions that are no longer kept are left out.
         """
         current = self.newest.state.master if start is None else start
+        above = self.newest.state.v + 1
         while current != ZERO_HASH and current in self.contents:
             snapshot = self.snapshot(current)
             yield Moment(current, snapshot)
-            current = self.before(snapshot)
+            above, current = version_of(snapshot), self.before(snapshot)
+        if current != ZERO_HASH:
+            left_out.tell_end(self.s, self.newest.state, current, above - 1)
+
+    def explained(self, error: DamagedError) -> DamagedError:
+        """The error of an object that no index names, with the version that left it out, if that can be told."""
+        return left_out.explained(self.s, self.newest.state, error, self.needed_by)
 
     def before(self, snapshot: Snapshot) -> bytes:
         """The id of the version before that is kept; zeros: there is none."""

@@ -107,6 +107,7 @@ def _until_ns(text: str) -> int:
 def resolve(history: History, spec: Spec) -> Version:
     """The version that was named. `UsageError`: there is none, or several; `NoQuorumError`: that can't be told now."""
     version = _at(history, spec)
+    history.needed_by = min(history.needed_by or version.number or 0, version.number or 0)
     if not spec.back:
         return version
     moments = history.line(version.id) if version.snapshot is not None else iter(())
@@ -157,10 +158,12 @@ def _agreed(history: History, v: int, master: bytes) -> Version:
     if master == ZERO_HASH:
         return Version(v, master, None)
     if master not in history.contents:
-        raise DamagedError(
+        error = DamagedError(
             f"version {v} is in no pack, though nobody dropped it",
             next_step="`metasync log` lists the versions that can be read.",
         )
+        error.objects, history.needed_by = (master,), v
+        raise history.explained(error)
     return Version(v, master, history.snapshot(master))
 
 

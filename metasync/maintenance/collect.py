@@ -144,7 +144,7 @@ class _Collection:
             stay = set(retention.kept(policy, stamped, before.named, s.wall_ns()))
         known = [(v, i) for v, i, _ in reversed(pushes)]
         if not is_whole:
-            line.check_unknown(known[0][0], len(known), policy, before)
+            line.check_unknown(s, base.state, known[0][0], len(known), policy, before)
             known.insert(0, (1, NO_SNAPSHOT))  # whatever there was: it goes with the versions before the oldest known
         after = before if stay >= {v for v, _ in known} else before.without(known, stay)
         if len(after.dropped) > INTERVALS_MAX:

@@ -3,15 +3,17 @@ docs/design/collection.md)."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, TypeVar
 
 from metasync.consensus import ZERO_HASH, State
-from metasync.errors import DamagedError, WorkspaceError
+from metasync.errors import DamagedError, MetaSyncError, WorkspaceError
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.objects.reach import Marked
+from metasync.session import left_out
 from metasync.session.session import Agreed, Session
 from metasync.session.states import Chain
 from metasync.store.retained import Retained
@@ -119,7 +121,7 @@ def before(snapshot: Snapshot, v: int, retained: Retained) -> bytes:
     return gap.below if gap is not None else next(iter(snapshot.parents), ZERO_HASH)
 
 
-def check_unknown(oldest: int, readable: int, policy: Keep, retained: Retained) -> None:
+def check_unknown(s: Session, newest: State, oldest: int, readable: int, policy: Keep, retained: Retained) -> None:
     """`DamagedError` unless all goes that is older than the oldest version whose snapshot can be read.
 
     Which versions these are nobody knows, nor what they need.
@@ -128,12 +130,15 @@ def check_unknown(oldest: int, readable: int, policy: Keep, retained: Retained) 
     if not named and policy == Keep(last=policy.last) and 0 < policy.last <= readable:
         return
     what = f", such as {named[0]!r}" if named else ""
-    raise DamagedError(
+    error = DamagedError(
         f"the version before {oldest} is in no pack, so that what older ones need is not known{what}; "
         "nothing was deleted",
         next_step="`metasync check --repair` on a device that knows it brings it back. "
         + (f"`--keep-last {readable}` gives the older versions up, once none of them has a name." if readable else ""),
     )
+    with contextlib.suppress(MetaSyncError):
+        error.objects = (Chain(s, newest).at(newest, oldest - 1).master,)
+    raise left_out.explained(s, newest, error, oldest - 1)
 
 
 def check_order(pushes: list[tuple[int, bytes, int]]) -> None:

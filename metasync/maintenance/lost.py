@@ -20,7 +20,7 @@ from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, decode_snapshot, version_of
 from metasync.objects.walk_large import Dirs, Losses, compare, gather
 from metasync.reports.backends import Gone
-from metasync.session import unreadable
+from metasync.session import left_out, unreadable
 from metasync.session.session import Agreed, Session
 from metasync.store.deltas import Given
 from metasync.transfer.contents import Contents
@@ -179,7 +179,7 @@ def named(s: Session, agreed: Agreed, error: DamagedError) -> tuple[DamagedError
     told += [f"{len(found) - NAMED_MAX:,} more"] if len(found) > NAMED_MAX else []
     out = DamagedError(": ".join([error.message, *(["; ".join(told)] if told else [])]), next_step=error.next_step)
     out.objects = error.objects
-    return out, found
+    return left_out.explained(s, agreed.state, out, found[0].first if found else 0), found
 
 
 class _Ranges:

@@ -24,7 +24,7 @@ from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_sna
 from metasync.reports.sync import path_str
 from metasync.session import agreement
 from metasync.store.retained import Retained
-from metasync.transfer.contents import Contents
+from metasync.transfer.contents import Contents, NotNamedError
 
 if TYPE_CHECKING:
     from metasync.session.session import Agreed, Session
@@ -276,6 +276,12 @@ def told(s: Session, state: State, error: MetaSyncError, lost: str = "", files: 
             message,
             next_step="`metasync check --repair` on a device that has it stores it again. On any other it gives that "
             f"up, and all else comes; if it does not: {go_on}.",
+        )
+    elif isinstance(error, NotNamedError):
+        out = UnreadableError(
+            message,
+            next_step="`metasync check --repair` puts back what an older index names and a backend has. If it does not "
+            f"help: {go_on}.",
         )
     else:
         out = UnreadableError(

@@ -67,7 +67,8 @@ class Contents:
     `at_hand`: objects kept for the next push, which no pack holds yet. `along`: blobs that came with trees, by id; each
     is taken out when it is asked for. One session shares them. `newer`: asks for the newest agreed index; None where it
     is this one, or cannot be had. It is asked once, before a pack that is gone is called damaged (consensus.md, rule
-    6.2): its objects may lie elsewhere by then, and are read through that index from there on.
+    6.2): its objects may lie elsewhere by then, and are read through that index from there on. `explained`: makes the
+    error of an object that no index names say what else is known of it.
     """
 
     index: Index
@@ -78,6 +79,7 @@ class Contents:
     along: dict[bytes, bytes] = field(default_factory=dict, kw_only=True)
     newer: Callable[[], tuple[Index, Transfer] | None] = field(default=lambda: None, kw_only=True)
     bases: Bases = field(default_factory=NoBases, kw_only=True)
+    explained: Callable[[DamagedError], MetaSyncError] = field(default=lambda error: error, kw_only=True)
     has_asked: bool = field(default=False, init=False)  # for a newer index
     may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
     has_begun: bool = field(default=False, init=False)
@@ -385,7 +387,7 @@ class _Wanted:
         """An object can be had from nowhere."""
         error = self._contents.unreadable(object_id)
         if self._on_lost is None:
-            raise error
+            raise self._contents.explained(error) if isinstance(error, NotNamedError) else error
         self._on_lost([object_id], error)
         self.given_up.add(object_id)
 
