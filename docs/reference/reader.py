@@ -39,15 +39,14 @@ import zstandard
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from mnemonic import Mnemonic
 
 ZERO = bytes(32)
 BLOB, FILE, DIR, SNAPSHOT = 1, 2, 3, 4  # kinds of objects (F 1.4)
 PREPARE, ACCEPT, DECIDED = 1, 2, 3  # kinds of entries (8)
 UNITS = {1: 256, 2: 256, 6: 1024, 7: 1024}  # of sealed records by kind (2); others 512
+SPANS = {"format": "1..1..31", "flag": "0..1..1"}  # formats up to 31 are newer, others none of MetaSync's (2)
 MOST_WORK = 100_663_296  # KiB times iterations that all key slots together may cost (3)
 RIDES = 1 << 63  # in a state's generation of its index: the index root is in the log entries of its version (8)
 MOST_SEGMENTS = 16  # that are kept unpacked
@@ -191,17 +190,12 @@ class Cursor:
         many bits, `0..2` a byte that says what something is, `here` all bytes before; others are methods."""
         if kind.isdigit():
             return self.take(int(kind))
-        if ".." in kind:
-            return self.known(*map(int, kind.split("..")))
-        match kind:
-            case "format":
-                return self.known(1, 1, 31)  # those of 2 to 31 are newer, all others no format of MetaSync's (2)
-            case "flag":
-                return self.known(0, 1, 1)
-            case "here":
-                return self.data[: self.at]
-            case "chain" | "recipient" | "tags":
-                return getattr(self, kind)()
+        if ".." in (span := SPANS.get(kind, kind)):
+            return self.known(*map(int, span.split("..")))
+        if kind in ("chain", "recipient", "tags"):
+            return getattr(self, kind)()
+        if kind == "here":
+            return self.data[: self.at]
         value = int.from_bytes(self.take(int(kind[1:]) // 8), "big", signed=kind[0] == "i")
         with refusing(f"{self.what} has a text that is not UTF-8"):
             return value if kind[0] in "ui" else self.take(value).decode() if kind[0] == "t" else self.take(value)
@@ -259,8 +253,8 @@ def sha256(data: bytes) -> bytes:
 
 
 def hkdf(key: bytes, salt: bytes, label: str) -> bytes:
-    """HKDF(key, salt, label) of the format pages: 32 bytes."""
-    return HKDF(SHA256(), 32, salt, b"metasync " + label.encode()).derive(key)
+    """HKDF(key, salt, label) of the format pages: 32 bytes, so one block of RFC 5869."""
+    return hmac.digest(hmac.digest(salt, key, "sha256"), b"metasync " + label.encode() + b"\x01", "sha256")
 
 
 def number(size: int, value: int) -> bytes:
@@ -356,8 +350,7 @@ def open_slot(slot: Record, secret: bytes) -> Record:
 
 def open_ring(ring: Record, slots: list[Record]) -> Record | None:
     """A ring's `epochs` (keys by epoch, all older ones too) and `id_key`. None if it is sealed to none of the slots."""
-    sealed = ((slot.key, row.wrapped) for slot in slots for row in ring.recipients if row.to == slot.id)
-    for key, wrapped in sealed:
+    for key, wrapped in ((slot.key, row.wrapped) for slot in slots for row in ring.recipients if row.to == slot.id):
         secret = decrypt(hkdf(key, ring.salt, "ring"), 0, wrapped, b"", "a keyring")
         body = read(RING_INSIDE, unseal(ring.body, 2, secret, ring.head, "a keyring"), "a keyring")
         older = unseal(body.older, 2, hkdf(body.epoch_key, b"", "older"), b"", "older keys")
@@ -487,15 +480,15 @@ def check_step(value: Record, base: Record, new: tuple[Record, Record], old: tup
 # Folders and keys (1, 3, 4) -------------------------------------------------------------------------------------------
 
 
-def read_file(path: Path, most: int = 80 << 20) -> bytes | None:
-    """A file's bytes; None if there is no such file. What cannot be read raises OSError: that is no absence."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    require(len(data) <= most, f"{path} is too long")
-    return data
+def read_file(path: Path, most: int = 80 << 20, start: int = 0, count: int = -1) -> bytes | None:
+    """A file's bytes, or `count` of them from `start` on; None if there is no such file. What cannot be read raises
+    OSError: that is no absence."""
+    with suppress(FileNotFoundError, NotADirectoryError), path.open("rb") as file:
+        file.seek(start)
+        data = file.read(most + 1 if count < 0 else count)
+        require(len(data) <= most, f"{path} is too long")
+        return data
+    return None
 
 
 def ids_in(folder: Path, report: Report) -> list[Path]:
@@ -525,8 +518,7 @@ def open_slots(slots: list[tuple[Record, set[Path]]], kind: int, secret: bytes, 
     opened, work = [], 0
     tried = [(-len(places), slot.memory * slot.iterations, slot) for slot, places in slots if slot.kind == kind]
     for _, cost, slot in sorted(tried, key=lambda row: row[:2]):
-        work += cost
-        if work > MOST_WORK:
+        if (work := work + cost) > MOST_WORK:
             report.note("some key slots were not tried: all together they ask for too much work")
             break
         with suppress(DamageError):
@@ -534,7 +526,7 @@ def open_slots(slots: list[tuple[Record, set[Path]]], kind: int, secret: bytes, 
     return opened
 
 
-def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, report: Report) -> list[Workspace]:
+def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, report: Report) -> Iterator[Workspace]:
     """The workspaces that the secret opens, and those without encryption (14, 1 and 2)."""
     spaces = [path for folder in folders for path in [folder, *ids_in(folder, report)] if (path / "keys").is_dir()]
     if not spaces:
@@ -543,14 +535,12 @@ def find_workspaces(folders: list[Path], secret: tuple[int, bytes] | None, repor
     for ring, where in key_files(spaces, "ring", read_ring, report):
         rings[sha256(ring.chain[0])].append((ring, where))
     opened = open_slots(key_files(spaces, "slot", read_slot, report), *secret, report) if secret else []
-    found = []
     for ns_id, mine in rings.items():
         slots = [one for one in opened if one.ns_id == ns_id]
         if slots or not any(ring.encrypted for ring, _ in mine):
             places = sorted(set().union(*(places for _, places in mine)))
             keys = Keys(ns_id, [ring for ring, _ in mine], slots, report)
-            found.append(Workspace(slots[0].name if slots else ns_id.hex()[:12], places, keys, report))
-    return found
+            yield Workspace(slots[0].name if slots else ns_id.hex()[:12], places, keys, report)
 
 
 class Keys:
@@ -590,12 +580,21 @@ class Workspace:
         self.looks: dict[bytes, Record] = {}  # by the state that they stand on
         self.states: dict[int, Record] = {}  # those that were found decided
 
-    def copies(self, where: str, below: list[Path] | None = None, code: int = 0) -> Iterator[tuple[Path, bytes]]:
-        """Every copy of a file: below the folders of acceptors and storage ids, or below these."""
+    def copies(self, where: str, below: list[Path] | None = None, code: int = 0, **part: int) -> Iterator[Any]:
+        """Path and bytes of every copy of a file, or of this part: below the folders of acceptors and storage ids, or
+        below these."""
         for path in (folder / where for folder in (self.places if below is None else below)):
             with self.report.passing(path, code):
-                if (data := read_file(path)) is not None:
+                if (data := read_file(path, **part)) is not None:
                     yield path, data
+
+    def whole(self, where: str, digest: bytes, what: str, **part: int) -> bytes:
+        """The first copy of a file, or of this part, that has this hash."""
+        for path, data in self.copies(where, **part):
+            if sha256(data) == digest:
+                return bytes(data)
+            self.report.note(f"{path}: damaged; looking for another copy")
+        raise DamageError(f"{what} is whole in none of the folders")
 
     def open(self, record: bytes, kind: int, binding: bytes, what: str, keyring: bytes = b"") -> bytes:
         """The content of a record that is sealed under the log key of the epoch in its header."""
@@ -606,11 +605,7 @@ class Workspace:
         """The content of a meta or const object by its hash, from any acceptor (11), or as an entry carried it."""
         if digest in self.carried:
             return self.carried[digest]
-        for path, sealed in self.copies(f"{where}/{digest.hex()}"):
-            if sha256(sealed) == digest:
-                return self.open(sealed, kind, self.ns_id, what)
-            self.report.note(f"{path}: damaged; looking for another copy")
-        raise DamageError(f"{what} is whole in none of the folders")
+        return self.open(self.whole(f"{where}/{digest.hex()}", digest, what), kind, self.ns_id, what)
 
     def config(self, state: Record) -> Record:
         """The config that a state names."""
@@ -647,16 +642,14 @@ class Workspace:
         for index in range(10_001):
             if (record := read_file(self.log_path(place, base, device, index))) is None:
                 return
-            total += len(record)
             try:
-                require(index < 10_000 and total <= 64 << 20, "a log is too long")
+                require(index < 10_000 and (total := total + len(record)) <= 64 << 20, "a log is too long")
                 if entry := self.message(record, before, base, place, device, index):
                     yield entry
             except UNREADABLE as problem:
                 log.poison = str(problem)
                 return
-            before = sha256(record)
-            log.hashes.append(before)
+            log.hashes.append(before := sha256(record))
 
     def message(self, record: bytes, before: bytes, base: Record, place: Path, device: bytes, index: int) -> Any:
         """An entry at its place, judged in the order of 8, "Replay"; None if it is VOID."""
@@ -690,8 +683,7 @@ class Workspace:
         v, skip, now = base.v + 1, base.prev if base.v % 2 else base.hash, number(4, base.era) + number(4, base.epoch)
         for step in entry.steps:  # states v - 2, v - 4, v - 8, ...
             skip = step[78:110] if sha256(step) == skip else b""
-        good = skip == value.skip and len(entry.steps) == max(0, (v & -v).bit_length() - 2)
-        require(good, "an entry does not bear out its value's skip")
+        require(skip == value.skip and len(entry.steps) == max(0, (v & -v).bit_length() - 2), "a value's skip is wrong")
         for name, sealed in ((value.config, entry.config), (value.devices, entry.devices)):
             if name not in (base.config, base.devices):
                 require(sha256(sealed) == name and sealed[2:10] == now, "an entry does not carry what its value names")
@@ -735,8 +727,8 @@ class Workspace:
         binding = self.ns_id + claim.acceptor + number(8, base.v + 1) + number(4, claim.index)
         with suppress(*UNREADABLE, KeyError):
             found = read_entry(self.open(claim.bytes, 3, binding, "a claim", base.keyring))
-            member = self.devices(base).members[found.device]
-            verify(member.signing, "entry 1", claim.bytes[:42] + found.signed, found.signature)
+            key = self.devices(base).members[found.device].signing
+            verify(key, "entry 1", claim.bytes[:42] + found.signed, found.signature)
             says = found.acceptor, found.v, found.index, found.base
             return says == (claim.acceptor, claim.v, claim.index, base.raw) and found.device != entry.device
         return False
@@ -773,17 +765,12 @@ class Workspace:
         if len(won) > 1 and won[0][0] == won[1][0]:
             raise StopError(f"two values are decided for version {v}: more backends or devices lie than is allowed for")
         ranked = list(dict.fromkeys(raw for _, raw in sorted(cast, reverse=True)))
-        self.looks[base.hash] = Record(
-            decided=read_state(won[0][1]) if won else None,
-            candidates=[read_state(raw) for raw in ranked],
-            newest=sum(not log.hashes for log in good) >= config.quorum,
-            quorum=config.quorum,
-            answers=len(good),
-            silent=len(config.voters) - len(good),
-            support={raw: max(count[r, raw] for r in rounds) for raw in ranked},
-            signers={raw: set().union(*(log.signers[raw] for log in logs.values())) for raw in ranked},
-        )
-        return self.looks[base.hash]
+        look = Record(quorum=config.quorum, answers=len(good), silent=len(config.voters) - len(good))
+        look.decided, look.candidates = read_state(won[0][1]) if won else None, [read_state(raw) for raw in ranked]
+        look.newest = sum(not log.hashes for log in good) >= config.quorum
+        look.support = {raw: max(count[r, raw] for r in rounds) for raw in ranked}
+        look.signers = {raw: set().union(*(log.signers[raw] for log in logs.values())) for raw in ranked}
+        return self.looks.setdefault(base.hash, look)
 
     def leads_on(self, candidate: Record) -> bool:
         """Whether a later version that is decided stands on this candidate (14, 6)."""
@@ -853,10 +840,8 @@ class Workspace:
         answers, hint = look.answers >= look.quorum, self.best_hint(state)
         if hint is not None and answers:
             self.report.note(f"these are old copies, or lie: a device signed version {hint.v}, and they show {v}", 3)
-        if hint is not None:
+        if hint is not None or look.newest:
             return hint if unproven or not answers else None
-        if look.newest:
-            return None
         if look.candidates and unproven:
             self.report.note(f"version {v + 1} is not proven: a vote of these folders is all there is", 3)
             return look.candidates[0]
@@ -890,8 +875,7 @@ class Workspace:
 
     def device_name(self, state: Record, device: bytes) -> str:
         """A device's name, from the device set that a state names."""
-        member = self.devices(state).members.get(device)
-        return member.name if member else device.hex()
+        return str(getattr(self.devices(state).members.get(device), "name", device.hex()))
 
 
 class Contents:
@@ -900,8 +884,7 @@ class Contents:
     def __init__(self, space: Workspace, state: Record) -> None:
         self.space, self.state = space, state
         self.chains = [chain.steps for chain in space.config(state).chains]
-        self.packs: dict[tuple[int, bytes], Record] = {}
-        self.where: dict[bytes, list[Record]] = {}
+        self.packs, self.where = dict[tuple[int, bytes], Record](), dict[bytes, list[Record]]()
         self.unpacked = lru_cache(MOST_SEGMENTS)(self.segment)
         gone, rows, left = set[tuple[int, bytes]](), list[Record](), 17  # roots that go on from one another (F 6.1)
         generation, name = state.index_gen % RIDES, state.index
@@ -930,8 +913,7 @@ class Contents:
             newest = self.packs.setdefault((pack.generation, pack.name), pack)
             newest.tags = pack.tags | newest.tags
         for row in said.objects:
-            require(row.pack < len(said.packs), f"{what} lists no such pack")
-            pack = said.packs[row.pack]
+            pack = said.packs[row.pack] if row.pack < len(said.packs) else Record(segments=())
             require(row.segment < len(pack.segments), f"{what} lists no such segment")
             row.pack = pack.generation, pack.name
             self.where.setdefault(row.id, []).append(row)
@@ -973,15 +955,8 @@ class Contents:
         steps = self.chains[header.chain] if header.chain < len(self.chains) else ["unknown"]
         if not {"compress", "encrypt", "integrity"}.issuperset(steps):
             raise UpgradeError("a pack")
-        for path in (place / "packs" / str(key[0]) / name[:2] / name for place in self.space.places):
-            absent = suppress(FileNotFoundError, NotADirectoryError)
-            with self.space.report.passing(path), absent, path.open("rb") as file:
-                file.seek(at)
-                data = file.read(segment.stored)
-                require(sha256(data) == segment.digest, "damaged; looking for another copy")
-                break
-        else:
-            raise DamageError(f"pack {name} is whole in none of the folders")
+        where, part = f"packs/{key[0]}/{name[:2]}/{name}", {"start": at, "count": segment.stored}
+        data = self.space.whole(where, segment.digest, f"pack {name}", **part)
         bound = keys.ns_id + number(4, header.epoch) + b"pack" + pack.header
         for step in reversed(steps):
             if step == "encrypt" and keys.encrypted:
@@ -1040,13 +1015,10 @@ class Contents:
             node, start = Record(level=0, rows=[]), len(stack)
             with self.space.report.passing(f"{shown(path) or '.'}: the directory cannot be read", 1, DamageError):
                 node = read_directory(self.object(DIR, node_id), above)
-            for row in node.rows:
-                if node.level:
-                    stack.insert(start, (path, row.id, node.level))
-                    continue
+            stack += [(path, row.id, node.level) for row in reversed(node.rows) if node.level]
+            for row in () if node.level else node.rows:
                 below = path + b"/" + row.name if path else row.name
-                said += len(below) + 100
-                if said > MOST_TREE or len(below) > 1 << 20 or below.count(b"/") >= 1024:
+                if (said := said + len(below) + 100) > MOST_TREE or len(below) > 1 << 20 or below.count(b"/") >= 1024:
                     raise StopError(f"{shown(path)[:100]}: the tree is too deep or too large for any disk")
                 yield below, row
                 if row.kind == 2:
@@ -1086,8 +1058,7 @@ def read_directory(data: bytes, above: int) -> Record:
         good = good and not (entry.kind == 2 and (entry.size or entry.mtime)) and not (entry.kind == 3 and entry.mode)
         require(good and entry.mode <= 0o7777, "a directory has an impossible entry")
         node.rows.append(entry)
-    whole = c.at == len(c.data) and node.level < above and (above == 8 or node.rows)
-    require(whole, "a directory contradicts itself, or has more bytes than fields")
+    require(c.at == len(c.data) and node.level < above and (above == 8 or node.rows), "a directory contradicts itself")
     return node
 
 

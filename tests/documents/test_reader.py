@@ -37,7 +37,8 @@ EMPTY = base64.b64encode(zlib.compress(b""))
 KEPT = {
     p.stem: json.loads(p.read_text("utf-8")) for p in (Path(__file__).parents[1] / "vectors/workspaces").glob("*.json")
 }
-LINES_MAX = 1204
+LINES_MAX = 1175
+CODE_LINES_MAX = 900  # without docstrings, comments and blank lines
 LIBRARIES = {"blake3", "cryptography", "mnemonic", "zstandard"}
 ALL = ("a", "b", "c")
 EITHER = (0, 3)  # a push ends at a quorum: with one of its members away the newest version may be unproven
@@ -139,8 +140,14 @@ def test_it_stands_alone() -> None:
 
 def test_it_is_read_in_one_sitting() -> None:
     """It gets no longer: what is new in it makes something else in it shorter, and no line longer."""
-    lines = READER.read_text("utf-8").splitlines()
+    text = READER.read_text("utf-8")
+    lines = text.splitlines()
     assert len(lines) <= LINES_MAX and max(map(len, lines)) <= 120
+    code = {i for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            code -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
+    assert len(code) <= CODE_LINES_MAX
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
