@@ -62,10 +62,11 @@ def write(root: Path, files: dict[str, bytes]) -> None:
         os.utime(path, ns=(0, 1_700_000_000_000_000_000 + n))
 
 
-def make(root: Path, *, encrypted: bool, edits: int = 0) -> dict[str, Any]:
+def make(root: Path, *, encrypted: bool, edits: int = 0, small: int = 0) -> dict[str, Any]:
     """Three backends; two devices; a name that is not ASCII, a link, an executable, an empty file; a rotation.
 
-    `edits`: of a document, each a version of its own, stored as deltas.
+    `edits`: of a document, each a version of its own, stored as deltas. `small`: versions at the end whose indexes ride
+    in their log entries, each on the one before.
     """
     urls = [f"file://{root}/{name}?name={name}" for name in ("a", "b", "c")]
     report = Workspace.init(
@@ -89,6 +90,9 @@ def make(root: Path, *, encrypted: bool, edits: int = 0) -> dict[str, Any]:
         (one.directory / "d" / "empty").unlink()
         write(one.directory, {"notes.txt": b"first\nlast\n"})
         newest = one.push("last").version
+        for n in range(small):
+            write(one.directory, {"more.txt": b"small %d\n" % n})
+            newest = one.push(f"small {n}").version
         masters = [
             {"version": i.version, "snapshot": i.snapshot.hex(), "message": i.message, "device": i.device}
             for i in one.log()
@@ -102,7 +106,8 @@ def make(root: Path, *, encrypted: bool, edits: int = 0) -> dict[str, Any]:
     return {
         "what": "workspace",
         "about": "three folders, any one of which may be missing; two devices, a rotation; a file of two chunks"
-        + (f"; a document that was edited {edits} times, as deltas" if edits else ""),
+        + (f"; a document that was edited {edits} times, as deltas" if edits else "")
+        + (f"; {small} small versions, whose indexes ride in their log entries" if small else ""),
         "format": 1,
         "passphrase": PASSPHRASE,
         "recovery_phrase": rotated.recovery_phrase,
@@ -119,7 +124,8 @@ def main(name: str) -> None:
     os.environ["METASYNC_KEYRING"] = "off"
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        made = make(Path(folder), encrypted="open" not in name, edits=10 if "deltas" in name else 0)
+        edits, small = 10 if "deltas" in name else 0, 2 if "riding" in name else 0
+        made = make(Path(folder), encrypted="open" not in name, edits=edits, small=small)
     (FOLDER / f"{name}.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{name}: {len(json.dumps(made)) >> 10} KiB")
 
