@@ -17,7 +17,7 @@ from servers.standin import Request, linked
 
 from metasync.backends.api import Sweeps, Watches
 from metasync.backends.registry import open_backend, parse_url
-from metasync.errors import BackendError
+from metasync.errors import BackendError, NotFoundError, UnreachableError
 
 CLOUDS = {
     "dropbox": ("dropbox", "DropboxStandin"),
@@ -84,6 +84,67 @@ ODD: dict[str, tuple[str, str, int, tuple[Any, ...], Any]] = {
 """Each got past the contract once: cloud, call, which of its answers, where in it, and what stood there."""
 
 
+LESS: tuple[tuple[str, str, int, tuple[Any, ...], tuple[Any, ...]], ...] = (
+    ("dropbox", "inventory", 0, ("entries", 1, "path_lower"), (GONE, None)),
+    ("dropbox", "inventory", 0, ("entries",), (GONE, None, 7, {})),
+    ("dropbox", "list", 0, ("entries",), (GONE, None, 7, {})),
+    ("onedrive", "list", 0, ("value",), (GONE, None, 7, {})),
+    ("onedrive", "list", 0, ("value", 0), (7, None, {})),
+    ("onedrive", "list", 0, ("value", 0, "name"), (GONE, None, 7)),
+    ("onedrive", "list", 0, ("value", 0, "size"), (GONE, None, -1, "4")),
+    ("onedrive", "inventory", 1, ("value", 1), (7, None, {})),
+    ("onedrive", "inventory", 1, ("value", 1, "id"), (GONE, None, 7, "")),
+    ("onedrive", "inventory", 1, ("value", 1, "size"), (GONE, None, -1)),
+    ("onedrive", "inventory", 1, ("value", 1, "parentReference"), (GONE, None, {})),
+    ("onedrive", "changes", 0, ("value", 0), (7, None, {})),
+    ("onedrive", "sweep", 1, ("value", 1), (7, None, {})),
+    ("gdrive", "list", 0, (), ({}, {"id": 7}, [])),
+    ("gdrive", "list", 0, ("kind",), (GONE, None, "drive#file")),
+    ("gdrive", "list", 0, ("files", 0, "name"), (GONE, None, 7)),
+    ("gdrive", "list", 0, ("files", 0, "size"), (GONE, None, -1)),
+    ("gdrive", "stat", 0, (), ({}, {"id": 7})),
+    ("gdrive", "stat", 0, ("files", 0, "name"), (GONE, None, 7)),
+    ("gdrive", "stat", 0, ("files", 0, "size"), (GONE, None)),
+    ("gdrive", "stat", 0, ("files", 0, "createdTime"), (GONE, None, 7)),
+    ("gdrive", "changes", 0, (), ({},)),
+    ("gdrive", "changes", 0, ("changes", 0, "removed"), (7, "a")),
+    ("gdrive", "changes", 0, ("changes", 0, "file"), (GONE, None, 7)),
+    ("gdrive", "changes", 0, ("changes", 0, "file", "parents"), (None, 7, "a")),
+    ("gdrive", "changes", 0, ("changes", 0, "file", "trashed"), (7, "a")),
+    ("box", "list", 0, ("entries",), (GONE, None, "", {})),
+    ("box", "list", 0, ("entries", 0), (7, None, {})),
+    ("box", "list", 0, ("entries", 0, "type"), (GONE, None, "a")),
+    ("box", "list", 1, ("entries", 0, "name"), (GONE, None, 7)),
+    ("box", "list", 1, ("entries", 0, "size"), (GONE, None, -1)),
+    ("box", "stat", 1, ("context_info",), (GONE, None, 7, {})),
+    ("box", "stat", 0, ("entries", 0, "id"), (GONE, None, {})),
+    ("box", "stat", 1, ("context_info", "conflicts", "type"), (GONE, None, "a", ["a"])),
+    ("box", "changes", 0, (), ({},)),
+    ("box", "changes", 0, ("entries",), (GONE, None, "", {})),
+    ("box", "changes", 0, ("entries", 0, "event_type"), (GONE, None, 7)),
+    ("box", "changes", 0, ("next_stream_position",), (GONE, None)),
+)
+"""What an answer lacks, or has in an odd form, and must not read as "nothing there": as in `ODD`, with values."""
+
+ANEW = (
+    ("source",), ("source", "type"), ("source", "name"), ("source", "size"),
+)  # fmt: skip
+"""What an event at Box lacks whose file is then not known: all is listed anew, or one odd event would end the feed."""
+
+SHOWN_EMPTY: tuple[tuple[str, int, tuple[Any, ...], tuple[Any, ...]], ...] = (
+    ("dropbox", 0, ("entries",), ([],)),
+    ("dropbox", 0, ("entries", 1), (GONE,)),
+    ("dropbox", 0, ("entries", 1, "path_lower"), (GONE, None, "", "a", "/b/a")),
+    ("dropbox", 0, ("entries", 1, ".tag"), ("folder",)),
+    ("onedrive", 1, ("value",), ([],)),
+    ("onedrive", 1, ("value", 1), (GONE,)),
+    ("onedrive", 1, ("value", 1, "parentReference", "id"), (GONE, "0")),
+    ("onedrive", 1, ("value", 1, "folder"), ({},)),
+    ("box", 1, ("entries",), ([],)),
+)
+"""A list for `sweep` that shows no file where there is one: cloud, which answer, where in it, and what stood there."""
+
+
 class Account:
     """A cloud whose answers are right until `edit` is set: that changes one, by its number, or all."""
 
@@ -110,7 +171,7 @@ class Account:
         """A backend on which a call can be made, and the folder as the call is to find it."""
         self.edit = None
         self.keeper.delete("d/new")
-        if name in ("delete", "put again", "sweep"):  # Dropbox reads a list that is none as empty
+        if name in ("delete", "put again"):
             self.keeper.put("d/a", b"0123")
         backend = self.opened()
         if is_warm:
@@ -125,6 +186,7 @@ class Account:
         if name == "poll":
             backend.cursor = backend.watch("d", "", 30).cursor
         if name in ("changes", "poll"):
+            self.keeper.put("d/a", b"4567")  # the same bytes would be no change
             self.keeper.put("d/a", b"0123")
         return backend
 
@@ -269,6 +331,39 @@ def test_odd_things_that_got_past_the_contract_once(account: Account) -> None:
             account.ends_by_the_contract(name, edit, is_warm=True)
 
 
+def test_a_list_that_says_less_than_it_should(account: Account) -> None:
+    """What it lacks is no word on what is there: neither "empty", nor "not there", nor "gone"."""
+    for cloud, name, number, place, values in LESS:
+        for value in values if cloud == account.cloud else ():
+            backend = account.made(name, is_warm=False)
+            account.edit_numbers, account.edit = itertools.count(), _in_json(number, place, value)
+            with pytest.raises(UnreachableError):
+                print(name, number, place, value, CALLS[name](backend))
+            account.edit = None
+            backend.close()
+    assert account.keeper.get("d/a", max_bytes=9) == b"0123"
+
+
+@pytest.mark.parametrize("account", ["box"], indirect=True)
+def test_an_event_that_does_not_say_what_changed(account: Account) -> None:
+    for place in ANEW:
+        backend = account.made("changes", is_warm=False)
+        account.edit_numbers, account.edit = itertools.count(), _in_json(0, ("entries", 0, *place), GONE)
+        with pytest.raises(NotFoundError, match="does not say what changed"):
+            print(place, CALLS["changes"](backend))
+        account.edit = None
+        backend.close()
+
+
+@pytest.mark.parametrize("account", ["dropbox", "onedrive", "box"], indirect=True)
+def test_a_folder_that_one_list_shows_empty_is_not_deleted(account: Account) -> None:
+    """A deletion of a folder takes all that is in it."""
+    for cloud, number, place, values in SHOWN_EMPTY:
+        for value in values if cloud == account.cloud else ():
+            account.ends_by_the_contract("sweep", _in_json(number, place, value), is_warm=False)
+            assert account.keeper.get("d/a", max_bytes=9) == b"0123", (place, value)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("name", CALLS)
@@ -279,6 +374,8 @@ def test_anything_odd_in_one_answer(account: Account, name: str, is_warm: bool) 
     for text, edit in every[:: len(every) // EDITS_MAX + 1]:
         try:
             account.ends_by_the_contract(name, edit, is_warm=is_warm)
+            if name != "delete":
+                assert account.keeper.get("d/a", max_bytes=9) == b"0123"
         except Exception as error:
             wrong.append(f"{text}: {error!r}"[:300])
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:40])

@@ -352,7 +352,7 @@ class GoogleDriveStandin(Standin):
         at = int(request.query.get("pageToken", "p0")[1:]) if what == "files" else 0
         size = min(int(request.query.get("pageSize", "100")), self.page_most)
         page = names[at : at + size]
-        out: dict[str, Any] = {what: [told(one) for one in page], **last}
+        out: dict[str, Any] = {"kind": "drive#fileList", what: [told(one) for one in page], **last}
         if at + size < len(names):
             out["nextPageToken"] = f"p{at + size}"
         return json_answer(_picked(out, request.query.get("fields", what)))
@@ -379,7 +379,8 @@ class GoogleDriveStandin(Standin):
                 rows.append(row if file is None else {**row, "file": self._told(file)})
             more = int(at) + size < len(self.changes)
             mark = {"nextPageToken" if more else "newStartPageToken": f"{min(int(at) + size, len(self.changes))}"}
-            return json_answer(_picked({"changes": rows, **mark}, request.query.get("fields", "changes")))
+            told = {"kind": "drive#changeList", "changes": rows, **mark}
+            return json_answer(_picked(told, request.query.get("fields", "changes")))
 
     def _about_get(self, request: Request) -> Answer:
         if "fields" not in request.query:

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final, NamedTuple
 
 from metasync.backends.api import Change, Inventory, Item
-from metasync.backends.box.folders import File, Folders, file_of, is_under, text_of
+from metasync.backends.box.folders import File, Folders, file_of, is_under, other, rows_of, text_of, type_of
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 
 EVENTS: Final = 500
@@ -14,6 +14,7 @@ _GONE: Final = frozenset({"ITEM_TRASH"})
 _THERE: Final = frozenset(
     {"ITEM_CREATE", "ITEM_UPLOAD", "ITEM_MOVE", "ITEM_RENAME", "ITEM_COPY", "ITEM_UNDELETE_VIA_TRASH"}
 )
+_BESIDE: Final = frozenset({"folder", "web_link"})  # an event may be about, and no object is
 _POLL_S: Final = 610  # as Box says; it takes no wish for less
 _POLL_LATE_S: Final = 20
 _SERVER_MOST: Final = 60  # polls at one server, or minutes, whatever Box says
@@ -104,7 +105,7 @@ class Feed:
             lambda box: [one for one in box.events.get_events_with_long_polling().entries or () if _has_url(one)],
         )
         if not servers:
-            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+            raise other(attempt)
         url = str(servers[0].url).replace("http://", "https://", 1)  # Box's description has both
         minutes, polls = (_count(getattr(servers[0], name, None)) for name in ("ttl", "max_retries"))
         return _Server(url, polls, time.monotonic() + 60.0 * minutes)
@@ -113,11 +114,9 @@ class Feed:
         told = self._news(attempt, position)
         items: dict[str, Item] = {}
         for kind, source in told.events:
-            if kind not in _GONE | _THERE or getattr(source, "type", None) is None:
+            if kind not in _GONE | _THERE or type_of(source) in _BESIDE:
                 continue
-            if str(getattr(source.type, "value", source.type)) != "file":
-                continue
-            file = file_of(attempt, source)
+            file = self._file_of(attempt, source)
             whole = self._at.path_of(file) or self._at.path_in_new(attempt, file)
             if whole is None or not whole.startswith(f"{path}/"):
                 continue
@@ -128,6 +127,15 @@ class Feed:
                 self._at.ids.note([(whole, file.id)])
                 items[whole] = _item(file, whole, path)
         return Inventory(tuple(items.values()), _feed(self._at.ids.mark, told.following), bool(told.events))
+
+    def _file_of(self, attempt: str, source: Any) -> File:
+        """The file that an event is about. `NotFoundError` if it does not say: a list shows what the feed does not."""
+        try:
+            if type_of(source) == "file":
+                return file_of(attempt, source)
+        except UnreachableError:
+            pass
+        raise NotFoundError(f"{attempt}: an event does not say what changed")
 
     def _news(self, attempt: str, position: str) -> _News:
         from box_sdk_gen.managers.events import GetEventsStreamType
@@ -159,7 +167,9 @@ def _now(box: Any) -> Any:
 
 
 def _read(told: Any) -> tuple[list[tuple[str, Any]], Any]:
-    events = [(str(getattr(one.event_type, "value", one.event_type)), one.source) for one in told.entries or ()]
+    events = [(getattr(one.event_type, "value", one.event_type), one.source) for one in rows_of(told)]
+    if not all(isinstance(kind, str) for kind, _ in events):
+        raise TypeError
     return events, told.next_stream_position
 
 

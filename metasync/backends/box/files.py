@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from metasync.backends.api import Space
 from metasync.backends.box.client import NotReadyError, TakenError
-from metasync.backends.box.folders import FIELDS, ID, File, Folders, file_of, id_of, place
+from metasync.backends.box.folders import FIELDS, ID, File, Folders, file_of, id_of, other, place
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
 
 WHOLE_BYTES_MAX: Final = 50 << 20  # in one request (providers.md, section 3)
@@ -62,7 +62,7 @@ class Files:
         if status == 416:  # it begins at or behind the end
             return b""
         if (range_ is not None) != (status == 206):
-            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+            raise other(attempt)
         return data
 
     def listed(self, attempt: str, path: str) -> Iterator[tuple[str, int | None]]:
@@ -207,7 +207,7 @@ class Files:
 
         session, step = self._at.client.ask(attempt, begin)
         if _SESSION.fullmatch(session) is None or not 1 << 10 <= step <= 1 << 30:
-            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+            raise other(attempt)
         parts = []
         try:
             for at in range(0, size, step):

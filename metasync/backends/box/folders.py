@@ -24,6 +24,7 @@ FIELDS: Final = ["id", "type", "name", "size", "sha1", "etag", "parent"]
 BETWEEN: Final = ","  # in no name of ours
 ID: Final = re.compile(r"[0-9]{1,40}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
+_TYPES: Final = frozenset({"file", "folder", "web_link"})
 _MARK: Final = re.compile(r"[!-~]{1,2000}")
 
 
@@ -127,6 +128,8 @@ class Folders(FolderById[Client]):
                 ),
             )
         except TakenError as taken:
+            if str(taken.item.get("type")) not in _TYPES:
+                raise other(attempt) from None  # it would count as free
             self.seen()
             return taken.item
         self.seen()
@@ -169,10 +172,12 @@ class Folders(FolderById[Client]):
 
     def entries(self, attempt: str, folder: str, marker: str) -> tuple[list[Any], str]:
         try:
-            told = self.client.ask(
+            entries, following = self.client.ask(
                 attempt,
-                lambda box: box.folders.get_folder_items(
-                    folder, fields=FIELDS, usemarker=True, marker=marker or None, limit=PAGE_NAMES
+                lambda box: _page_of(
+                    box.folders.get_folder_items(
+                        folder, fields=FIELDS, usemarker=True, marker=marker or None, limit=PAGE_NAMES
+                    )
                 ),
             )
         except NotFoundError:
@@ -180,9 +185,6 @@ class Folders(FolderById[Client]):
                 self.root_gone(attempt)
             return [], ""
         self.seen()
-        entries, following = getattr(told, "entries", None), getattr(told, "next_marker", None)
-        if not isinstance(entries, list):
-            raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
         return entries, text_of(attempt, following) if following else ""
 
     def below(self, attempt: str, path: str) -> Iterator[tuple[str, int | None]]:
@@ -251,20 +253,38 @@ def is_under(folder: str, path: str) -> bool:
     return parts[:common] == wanted[:common] and (len(parts) >= len(wanted) or len(parts) == DEPTH)
 
 
+def rows_of(told: Any) -> list[Any]:
+    """The rows of a list of Box's. `TypeError` or `LookupError` for what is none: the library reads it as empty."""
+    rows: list[Any] = told.entries
+    if not isinstance(told.raw_data["entries"], list) or not isinstance(rows, list):
+        raise TypeError
+    return rows
+
+
+def _page_of(told: Any) -> tuple[list[Any], Any]:
+    """The rows of a page and its mark. `TypeError` for a row without id or kind: the library makes something up."""
+    rows = rows_of(told)
+    if not all(row["type"] in _TYPES and ID.fullmatch(str(row["id"])) for row in told.raw_data["entries"]):
+        raise TypeError
+    return rows, told.next_marker
+
+
 def type_of(entry: Any) -> str:
     kind = getattr(entry, "type", "")
     return str(getattr(kind, "value", kind))
 
 
 def file_of(attempt: str, told: Any) -> File:
-    """A file as Box tells it, checked."""
+    """A file as Box tells it, checked. `UnreachableError` for one without an id, a name or a size."""
     sha1, parent = str(getattr(told, "sha_1", None) or ""), getattr(told, "parent", None)
-    size = getattr(told, "size", None)
+    size, name = getattr(told, "size", None), getattr(told, "name", None)
+    if type(size) is not int or size < 0 or not isinstance(name, str):
+        raise other(attempt)
     return File(
         id_of(attempt, getattr(told, "id", None)),
-        str(getattr(told, "name", None) or ""),
+        name,
         str(getattr(parent, "id", None) or ""),
-        size if isinstance(size, int) and size >= 0 else 0,
+        size,
         bytes.fromhex(sha1) if _SHA1.fullmatch(sha1) else None,
         str(getattr(told, "etag", None) or "")[:64],
     )
@@ -272,15 +292,19 @@ def file_of(attempt: str, told: Any) -> File:
 
 def id_of(attempt: str, value: Any) -> str:
     if ID.fullmatch(str(value)) is None:
-        raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+        raise other(attempt)
     return str(value)
 
 
 def text_of(attempt: str, value: Any) -> str:
     """A mark of a page or of the feed."""
-    if _MARK.fullmatch(str(value)) is None:
-        raise UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
+    if not isinstance(value, str | int) or _MARK.fullmatch(str(value)) is None:
+        raise other(attempt)
     return str(value)
+
+
+def other(attempt: str) -> UnreachableError:
+    return UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
 
 
 def _endless(attempt: str) -> BackendError:

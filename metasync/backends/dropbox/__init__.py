@@ -189,7 +189,7 @@ class DropboxBackend:
 
     def inventory(self, path: str, cursor: str) -> Inventory:
         """By the feed of the folder. What it says of a folder that is gone is an item as well: all below it is gone."""
-        from dropbox.files import DeletedMetadata
+        from dropbox.files import DeletedMetadata, FolderMetadata
 
         split_path(path)
         attempt = self._attempt("list", path)
@@ -200,6 +200,8 @@ class DropboxBackend:
                 raise
             return Inventory((), "", False)  # nothing was stored there yet; there is nothing to have a feed of
         root = self._found(attempt).lower
+        if not all(entry.path_lower or isinstance(entry, FolderMetadata) for entry in page.entries):
+            raise _other(attempt)  # what cannot be named would be missing
         told = [entry.path_lower for entry in page.entries if entry.path_lower]
         if not all(f"{lower}/".startswith(f"{root}/") for lower in told):
             self._root.gone()
@@ -227,30 +229,47 @@ class DropboxBackend:
         return Change(newest, bool(told.changes), min(float(told.backoff or 0), MOST_S))
 
     def sweep(self, path: str) -> None:
-        """Removes the folders that hold no file: Dropbox keeps a folder whose last file is gone."""
-        from dropbox.files import FileMetadata, FolderMetadata
+        """Removes the folders that hold no file: Dropbox keeps a folder whose last file is gone.
 
+        A deletion takes all that is in a folder. So each is looked into once more just before, and goes only where
+        both lists show it, and no file in it.
+        """
         split_path(path)
         attempt = self._attempt("sweep", path)
-        root = self._found(attempt)
-        folders = {f"{root.lower}/{path}"}
-        full: set[str] = set()
-        for entry in self._entries("sweep", path, recursive=True):
-            if isinstance(entry, FolderMetadata) and entry.path_lower:
-                folders.add(entry.path_lower)
-            elif isinstance(entry, FileMetadata) and entry.path_lower:
-                parts = entry.path_lower.split("/")
-                full.update("/".join(parts[:n]) for n in range(1, len(parts)))
-        empty = {name for name in folders if name not in full and name.startswith(f"{root.lower}/")}
+        root = self._found(attempt).lower
+        empty = self._empty_folders(path)
         for name in sorted(empty):
-            if name.rpartition("/")[0] not in empty:  # the topmost goes with all that is in it
-                at = self._at(attempt, name[len(root.lower) + 1 :])
+            below = name[len(root) + 1 :]
+            # The topmost goes with all that is in it.
+            if name.rpartition("/")[0] not in empty and name in self._empty_folders(below):
+                at = self._at(attempt, below)
                 try:
                     self._client.ask(attempt, lambda sdk, at=at: sdk.files_delete_v2(at))
                 except NotFoundError:
                     continue
 
     # What they are made of.
+
+    def _empty_folders(self, path: str) -> set[str]:
+        """The folders, by their whole paths, that the list of a folder shows with no file below them, itself included.
+
+        `UnreachableError` where the list tells what is neither file nor folder of that place: it may be a file.
+        """
+        from dropbox.files import FileMetadata, FolderMetadata
+
+        attempt = self._attempt("sweep", path)
+        top = f"{self._found(attempt).lower}/{path}"
+        folders, full = set[str](), set[str]()
+        for entry in self._entries("sweep", path, recursive=True):
+            told = getattr(entry, "path_lower", None) or ""
+            if not f"{told}/".startswith(f"{top}/") or not isinstance(entry, FileMetadata | FolderMetadata):
+                raise _other(attempt)
+            if isinstance(entry, FolderMetadata):
+                folders.add(told)
+            else:
+                parts = told.split("/")
+                full.update("/".join(parts[:n]) for n in range(1, len(parts)))
+        return folders - full
 
     def _create(self, path: str, data: bytes) -> bool:
         from metasync.backends.dropbox.client import ConflictError
@@ -367,7 +386,7 @@ class DropboxBackend:
             )
         line = f"{found.id} {_identity_of(found).hex()} {found.path_lower}"
         if _ROOT.fullmatch(line) is None:
-            raise UnreachableError(f"{attempt}: what answered is not Dropbox", next_step="Check the network.")
+            raise _other(attempt)
         return line
 
     def _make_root(self) -> None:
@@ -400,6 +419,10 @@ def _part_of(sdk: Any, at: str, headers: dict[str, str] | None) -> tuple[Any, An
             return None, None
         raise
     return found, answer
+
+
+def _other(attempt: str) -> UnreachableError:
+    return UnreachableError(f"{attempt}: what answered is not Dropbox", next_step="Check the network.")
 
 
 def _identity_of(found: Any) -> bytes:

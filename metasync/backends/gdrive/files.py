@@ -19,6 +19,8 @@ UPLOAD_BYTES_MAX: Final = 5 << 40
 PAGE_NAMES: Final = 1000  # as many as Google gives at once
 PAGES_MAX: Final = 1 << 12
 _FOLDER: Final = "application/vnd.google-apps.folder"
+_GOOGLE_TYPE: Final = "application/vnd.google-apps."  # of folders and of Google's own documents, which have no size
+_KINDS: Final = {"files": "drive#fileList", "changes": "drive#changeList"}  # fixed words of Google's for its lists
 _FIELDS: Final = "id,name,size,sha256Checksum,createdTime,version,trashed,parents,mimeType"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -210,17 +212,20 @@ class Files(FolderById[Client]):
                 pageToken=token,
                 pageSize=PAGE_NAMES,
                 includeRemoved=True,
-                fields=f"nextPageToken,newStartPageToken,changes(fileId,removed,file({_FIELDS}))",
+                fields=f"kind,nextPageToken,newStartPageToken,changes(fileId,removed,file({_FIELDS}))",
             ),
         )
         items: list[Item] = []
         for one in _rows(attempt, told, "changes"):
-            file: Any = one.get("file")
-            if one.get("removed") or not self._is_ours(attempt, file):
+            file, is_removed = one.get("file"), one.get("removed", False)
+            is_told = isinstance(file, dict) or is_removed or "fileId" not in one  # of a drive there is no file
+            if not isinstance(is_removed, bool) or not is_told:
+                raise _other(attempt)  # it would count as gone
+            if is_removed or not self._is_ours(attempt, file):
                 name = self.ids.path_of(str(one.get("fileId", "")))
                 if name is not None and _is_below(name, path) and self.ids.get(name) in (one["fileId"], None):
                     items.append(Item(name[len(path) + 1 :], None))  # where it had a twin, that one stands for it
-            elif file.get("mimeType") != _FOLDER and _is_below(str(file.get("name", "")), path):
+            elif file is not None and file.get("mimeType") != _FOLDER and _is_below(str(file.get("name", "")), path):
                 changed = _file_of(attempt, file)
                 self.keep(changed.name, changed)
                 items.append(_item(changed, path))
@@ -262,16 +267,23 @@ class Files(FolderById[Client]):
         told = self.client.ask(
             attempt,
             lambda api: api.files().list(
-                q=query, fields=f"nextPageToken,files({_FIELDS})", pageSize=PAGE_NAMES, pageToken=token or None
+                q=query, fields=f"kind,nextPageToken,files({_FIELDS})", pageSize=PAGE_NAMES, pageToken=token or None
             ),
         )
         rows = [_file_of(attempt, one) for one in _rows(attempt, told, "files")]
         return rows, _text(attempt, told, "nextPageToken") if told.get("nextPageToken") else ""
 
     def _is_ours(self, attempt: str, told: Any) -> bool:
-        """Whether a file that Google tells of is in the folder, and not in the bin."""
-        parents = told.get("parents") if isinstance(told, dict) and not told.get("trashed") else None
-        return isinstance(parents, list) and self.root(attempt) in parents
+        """Whether a file that Google tells of is in the folder, and not in the bin.
+
+        A file without folders is in none that the account sees.
+        """
+        if not isinstance(told, dict):
+            return False
+        parents, trashed = told.get("parents", []), told.get("trashed", False)
+        if not isinstance(parents, list) or not isinstance(trashed, bool):
+            raise _other(attempt)
+        return not trashed and self.root(attempt) in parents
 
     # The folder.
 
@@ -322,25 +334,28 @@ def _property(folder: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _file_of(attempt: str, told: Any) -> File:
-    """A file as Google tells it, checked."""
+    """A file as Google tells it, checked. `UnreachableError` for one without an id, a name, an age or a size."""
     if not isinstance(told, dict) or _ID.fullmatch(str(told.get("id", ""))) is None:
         raise _other(attempt)
-    digest, text = (
-        str(told.get("sha256Checksum", "")),
-        [str(told.get(n, "")) for n in ("name", "createdTime", "version")],
-    )
+    name, made, kind = (told.get(key) for key in ("name", "createdTime", "mimeType"))
+    if not isinstance(name, str) or not isinstance(made, str) or not isinstance(kind, str):
+        raise _other(attempt)
+    digest = str(told.get("sha256Checksum", ""))
     return File(
         str(told["id"]),
-        text[0],
-        _number(attempt, told.get("size", 0)),
+        name,
+        _number(attempt, told.get("size", 0 if kind.startswith(_GOOGLE_TYPE) else None)),
         bytes.fromhex(digest) if _DIGEST.fullmatch(digest) else None,
-        text[1][:_MARK_CHARS_MAX],
-        text[2][:_MARK_CHARS_MAX],
+        made[:_MARK_CHARS_MAX],
+        str(told.get("version", ""))[:_MARK_CHARS_MAX],
     )
 
 
 def _rows(attempt: str, told: Any, name: str) -> list[dict[str, Any]]:
-    rows = told.get(name, []) if isinstance(told, dict) else None
+    """The rows of a list of Google's, which it may leave out where there are none."""
+    if not isinstance(told, dict) or told.get("kind") != _KINDS[name]:
+        raise _other(attempt)
+    rows = told.get(name, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _other(attempt)
     return rows

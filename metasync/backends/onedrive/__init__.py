@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote
 
 from metasync.backends._shared.http import timeout_s
@@ -31,7 +31,6 @@ from metasync.backends.names import check_part, native_identity, split_folder, s
 from metasync.backends.onedrive.feed import Feed
 from metasync.backends.onedrive.graph import (
     ANSWER_BYTES_MAX,
-    Found,
     Graph,
     codes,
     found_in,
@@ -40,6 +39,7 @@ from metasync.backends.onedrive.graph import (
     not_graph,
     object_of,
     refused,
+    rows_in,
 )
 from metasync.backends.onedrive.names import is_for_people, own, stored
 from metasync.errors import BackendError, FullError, NotFoundError, UnreachableError, UsageError
@@ -169,8 +169,10 @@ class OneDriveBackend:
             if answer.status == 400 and self._is_file(path, attempt):
                 break
             page = object_of(answer, attempt, 200)
-            for found in _items(page, attempt):
-                if (name := own(found.name)) and (found.is_folder or found.size is not None):
+            for found in rows_in(page, attempt):
+                if name := own(found.name):
+                    if found.size is None and not found.is_folder:
+                        raise not_graph(attempt, "a file without a size")
                     names[name] = found.size
             if _NEXT not in page:
                 self._root.seen()
@@ -182,17 +184,22 @@ class OneDriveBackend:
         """By the file's id, which is asked for first: by its path a folder of that name would go with all in it."""
         split_path(path)
         attempt = self._attempt("delete", path)
-        try:
-            found = found_in(object_of(self._object("GET", path, _SELECT, attempt), attempt, 200))
-        except NotFoundError:
-            return
-        if found is None or not found.item_id:
-            raise not_graph(attempt, "a file without an id")
-        self._root.seen()
-        if not found.is_folder:
+        for _ in range(2):  # somebody else may delete it meanwhile; then it is not there the second time
+            try:
+                found = found_in(object_of(self._object("GET", path, _SELECT, attempt), attempt, 200))
+            except NotFoundError:
+                return
+            if found is None or not found.item_id:
+                raise not_graph(attempt, "a file without an id")
+            self._root.seen()
+            if found.is_folder:
+                return
             answer = self._graph.ask("DELETE", f"{_ITEMS}/{quote(found.item_id, safe='!')}", attempt)
-            if answer.status != 204 and not is_absent(answer):
+            if answer.status == 204:
+                return
+            if not is_absent(answer):
                 raise refused(answer, attempt)
+        raise not_graph(attempt, "a file that is there, and that its id does not name")
 
     def identity(self) -> bytes:
         """By the ids of the drive and the folder: one that was moved or renamed keeps them, a copy has others."""
@@ -419,10 +426,3 @@ def _not_given(error: BackendError) -> BackendError:
     if isinstance(error, FullError) or error.retry_after_s is not None:
         return error
     return BackendError(error.message, next_step="Try again later.")
-
-
-def _items(page: dict[str, Any], attempt: str) -> list[Found]:
-    rows = page.get("value")
-    if not isinstance(rows, list):
-        raise not_graph(attempt, "a page without items")
-    return [found for row in rows if (found := found_in(row)) is not None]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Inventory, Item
-from metasync.backends.onedrive.graph import Found, Graph, codes, found_in, is_absent, not_graph, object_of
+from metasync.backends.onedrive.graph import Found, Graph, codes, found_in, is_absent, not_graph, object_of, rows_in
 from metasync.backends.onedrive.names import own
 from metasync.errors import BackendError, NotFoundError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from metasync.backends._shared.wire import Answer
 
 _PAGE_ITEMS: Final = 1000
+_TOP: Final = "root"  # the name of a drive's own folder, which is in none
 _DEPTH_MAX: Final = 16
 _PAGES_MAX: Final = 2000
 _ASKED_MAX: Final = 256  # folders asked for by id in one page: as many as packs are spread over
@@ -84,10 +85,7 @@ class Feed:
         parents, full, target = {top.item_id: ""}, set[str](), f"{folder}:/delta?{_SELECT}"
         for _ in range(_PAGES_MAX):
             page = object_of(self._graph.ask("GET", target, attempt), attempt, 200)
-            rows = page.get("value")
-            if not isinstance(rows, list):
-                raise not_graph(attempt, "a page without items")
-            for one in (found for row in rows if (found := found_in(row)) is not None and not found.is_gone):
+            for one in (found for found in rows_in(page, attempt) if not found.is_gone):
                 if not one.is_folder:
                     full.add(one.parent_id)
                 elif one.item_id and one.item_id != top.item_id:
@@ -108,12 +106,11 @@ class _Page:
 
     def __init__(self, graph: Graph, ids: NativeIds, page: dict[str, Any], top: str, path: str, attempt: str) -> None:
         """`top`: the id of the folder that was asked for; `path`: its path below the store's."""
-        rows = page.get("value")
-        if not isinstance(rows, list):
-            raise not_graph(attempt, "a page without items")
         self._graph, self._ids, self._attempt = graph, ids, attempt
         self._path = path
-        self._told = [found for row in rows if (found := found_in(row)) is not None and found.item_id not in ("", top)]
+        self._told = [found for found in rows_in(page, attempt) if found.item_id != top]
+        if not all(map(_is_whole, self._told)):
+            raise not_graph(attempt, "an item without its id, folder or size")
         self._folders: dict[str, str | None] = {top: path}  # paths by id; None of what is not ours
         self._told_folders = {one.item_id: one for one in self._told if one.is_folder and not one.is_gone}
         self._asked = 0
@@ -199,6 +196,15 @@ class _Page:
             return None
         found = found_in(object_of(answer, self._attempt, 200))
         return found if found is not None and found.item_id == item_id else None
+
+
+def _is_whole(one: Found) -> bool:
+    """Whether an item tells what it takes to name it: one that does not would count as missing."""
+    if one.is_gone:
+        return bool(one.item_id)
+    if one.is_folder:
+        return bool(one.item_id and (one.parent_id or one.name == _TOP))
+    return bool(one.item_id and one.parent_id) and (one.size is not None or not own(one.name))
 
 
 def _line(item_id: str, parents: dict[str, str]) -> list[str]:

@@ -242,6 +242,21 @@ def not_graph(attempt: str, what: str) -> UnreachableError:
     return UnreachableError(f"{attempt}: what answered is not OneDrive ({what})", next_step=_ADDRESS)
 
 
+def rows_in(page: Mapping[str, Any], attempt: str) -> list[Found]:
+    """The driveItems of a page, each with some name. `UnreachableError` for what is none: it would be missing."""
+    rows = page.get("value")
+    if not isinstance(rows, list):
+        raise not_graph(attempt, "a page without items")
+    found = [found_in(row) for row in rows if isinstance(row, dict) and ("deleted" in row or _has_name(row))]
+    if len(found) != len(rows):
+        raise not_graph(attempt, "a page with items that are none")
+    return [one for one in found if one is not None]
+
+
+def _has_name(row: Mapping[str, Any]) -> bool:
+    return isinstance(row.get("name"), str)
+
+
 def found_in(item: object) -> Found | None:
     """A driveItem; None if it is none."""
     if not isinstance(item, dict):
