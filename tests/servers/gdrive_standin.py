@@ -119,6 +119,7 @@ class Faults:
     reason       (status, reason) of the next answer's error
     unlimited    the account has no limit
     range_whole  a Range is not heeded
+    takes        how many bytes the next parts of uploads are taken of, 308 each; then all
     """
 
     late: int = 0
@@ -128,6 +129,7 @@ class Faults:
     reason: tuple[int, str] | None = None
     unlimited: bool = False
     range_whole: bool = False
+    takes: list[int] = field(default_factory=list)
 
 
 class _RefusalError(Exception):
@@ -156,6 +158,7 @@ class GoogleDriveStandin(Standin):
         self._tokens = {"ya29.token-0"}
         self._numbers = itertools.count(1)
         self._uploads: dict[str, tuple[dict[str, Any], str]] = {}
+        self._taken: dict[str, bytes] = {}  # of what is being uploaded
         self._frozen: set[str] | None = None
 
     @property
@@ -263,10 +266,19 @@ class GoogleDriveStandin(Standin):
         return _error(400, "badRequest")
 
     def _second(self, request: Request) -> Answer:
-        body, file_id = self._uploads.pop(request.query["upload_id"])
-        if request.method != "PUT" or not request.headers.get("content-range", "").startswith("bytes 0-"):
-            self.wrong.append(f"an upload went on by {request.method} {request.headers.get('content-range')}")
-        return self._stored(request, body, request.body, file_id)
+        """A part of an upload, which goes on where the last one was taken to."""
+        upload = request.query["upload_id"]
+        body, file_id = self._uploads[upload]
+        before = self._taken.get(upload, b"")
+        size = len(before) + len(request.body)
+        said = request.headers.get("content-range", "")
+        if request.method != "PUT" or said != f"bytes {len(before)}-{size - 1}/{size}":
+            self.wrong.append(f"an upload went on by {request.method} {said}")
+        if self.faults.takes:
+            taken = self._taken[upload] = before + request.body[: self.faults.takes.pop(0)]
+            return Answer(308, b"", {"Range": f"bytes=0-{len(taken) - 1}"} if taken else {})
+        del self._uploads[upload]
+        return self._stored(request, body, before + request.body, file_id)
 
     def _stored(self, request: Request, body: dict[str, Any], data: bytes, file_id: str) -> Answer:
         self.wrong += self.described.wrong({"$ref": "File"}, body, "File")

@@ -50,6 +50,11 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "domainPolicy": ("the administrator of the domain forbids it", "Ask the administrator."),
     "cannotDownloadAbusiveFile": ("Google holds this content back", "Ask Google's support why."),
 }
+_UNREADABLE: Final = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading an answer that is none of Google's ends with."""
+
+STALLS_MAX: Final = 4  # answers to one upload that take nothing more
+STEP_BYTES: Final = 256 << 10  # Google keeps what it was sent in such steps, but for the end
 _SAYS: Final = Refusals("Google Drive", "Check the rights of the account.")
 _TOKEN: ContextVar[str] = ContextVar("token", default="")
 
@@ -101,13 +106,13 @@ class Client:
                 try:
                     made = request(self._made())
                     made.headers.update(headers)
-                    found = _whole(made)
+                    found = _whole(made, attempt)
                 # Of what the library says nothing is quoted, nor kept as a cause: it holds what a server sent.
                 except HttpError as error:
                     if error.resp.status == 416 and "range" in headers:
                         return b""
                     raise _of_answer(attempt, bounds, error, self._login.step) from None
-                except (Error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (Error, *_UNREADABLE):
                     raise _SAYS.other(attempt, bounds) from None
                 if (isinstance(found, str) and found) or (
                     "range" in headers and bounds.status != 206
@@ -128,14 +133,22 @@ class Client:
             return self._service
 
 
-def _whole(made: Any) -> Any:
-    """The answer to a request; an upload in parts is one part here."""
+def _whole(made: Any, attempt: str) -> Any:
+    """The answer to a request. An upload behind its metadata is one part; where Google took less, the rest follows.
+
+    `BackendError`, to be tried again, if `STALLS_MAX` answers one after the other took nothing more.
+    """
     if made.resumable is None:
         return made.execute(num_retries=0)
-    found = None
-    while found is None:
+    taken_bytes, stalls = 0, 0
+    while stalls < STALLS_MAX:
         _, found = made.next_chunk(num_retries=0)
-    return found
+        if found is not None:
+            return found
+        is_further = made.resumable_progress >= taken_bytes + STEP_BYTES
+        stalls = 0 if is_further else stalls + 1
+        taken_bytes = max(taken_bytes, made.resumable_progress)
+    raise BackendError(f"{attempt}: Google Drive takes no more of its bytes", next_step="Try again later.")
 
 
 class _Transport:
@@ -168,9 +181,13 @@ def upload(data: bytes, whole_bytes_max: int) -> Any:
     """The bytes of a file for the library: beside its metadata in one request, or behind them in a second one."""
     from googleapiclient.http import MediaIoBaseUpload
 
-    # In one request the library copies the bytes several times to find a boundary.
+    # In one request the library copies the bytes several times to find a boundary. By its chunk size for "all", -1, it
+    # names another part than it sends where Google took less than all.
     return MediaIoBaseUpload(
-        io.BytesIO(data), "application/octet-stream", chunksize=-1, resumable=len(data) > whole_bytes_max
+        io.BytesIO(data),
+        "application/octet-stream",
+        chunksize=max(1, len(data)),
+        resumable=len(data) > whole_bytes_max,
     )
 
 

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from http_kit import Answer
 from servers.gdrive_standin import FOLDER, GoogleDriveStandin
+from servers.standin import Request
 
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Digest, Item, Listed, Space
 from metasync.backends.gdrive import GoogleDriveBackend
+from metasync.backends.gdrive.client import STALLS_MAX
 from metasync.backends.registry import open_backend, parse_url, server_of
 from metasync.errors import (
     BackendError,
@@ -85,6 +88,62 @@ def test_a_large_object_goes_behind_its_metadata(
     assert kinds.count("resumable") >= 2
     assert backend.get("d/a", max_bytes=9) == b"4567"
     assert standin.objects() == {"d/a": b"4567"}
+
+
+def test_a_large_object_is_taken_in_parts(
+    backend: GoogleDriveBackend, standin: GoogleDriveStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Google takes less of than was sent goes on where it ends, also behind some answers that took nothing."""
+    monkeypatch.setattr("metasync.backends.gdrive.files.WHOLE_BYTES_MAX", 3)
+    monkeypatch.setattr("metasync.backends.gdrive.client.STEP_BYTES", 2)
+    data = bytes(range(20))
+    nothing = [0] * (STALLS_MAX - 1)
+    standin.faults.takes = [*nothing, 5, *nothing, 2, *nothing, 7]
+    backend.put("d/a", data)
+    assert standin.objects() == {"d/a": data}
+    assert not standin.faults.takes
+
+
+@pytest.mark.parametrize("takes", [[0], [1], [100, 0]], ids=["nothing", "less than a step", "some, then nothing"])
+def test_an_upload_that_goes_nowhere_ends(
+    backend: GoogleDriveBackend, standin: GoogleDriveStandin, monkeypatch: pytest.MonkeyPatch, takes: list[int]
+) -> None:
+    """It was sent for ever, as long as Google asked for the rest. The error is one after which a call is made again."""
+    monkeypatch.setattr("metasync.backends.gdrive.files.WHOLE_BYTES_MAX", 3)
+    monkeypatch.setattr("metasync.backends.gdrive.client.STEP_BYTES", 64)
+    standin.faults.takes = [*takes, *takes[-1:] * 1000]
+    standin.take_log()
+    with pytest.raises(BackendError, match="takes no more") as caught:
+        backend.put("d/a", bytes(1000))
+    assert caught.value.retryable
+    assert caught.value.retry_after_s is None, "the account is not left alone for it"
+    sent = [exchange for exchange in standin.take_log() if exchange.status == 308]
+    assert len(sent) == len(takes) - 1 + STALLS_MAX
+    assert standin.objects() == {}
+    standin.faults.takes = []
+    backend.put("d/a", b"0123")
+    assert standin.objects() == {"d/a": b"0123"}
+
+
+@pytest.mark.parametrize("told", ["0", "bytes=0-é", "bytes=0-" + "9" * 30, "bytes=0-", "bytes=0--9"])
+def test_an_upload_that_was_taken_to_nowhere(
+    backend: GoogleDriveBackend, standin: GoogleDriveStandin, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setattr("metasync.backends.gdrive.files.WHOLE_BYTES_MAX", 3)
+    standin.faults.takes = [3] * 1000
+    honest = standin.respond
+
+    def respond(request: Request) -> Answer:
+        answer = honest(request)
+        if answer.status == 308:
+            answer.headers["Range"] = told.encode().decode("latin-1")
+        return answer
+
+    monkeypatch.setattr(standin, "respond", respond)
+    with pytest.raises(BackendError):
+        backend.put("d/a", bytes(1000))
+    standin.wrong.clear()
+    assert standin.objects() == {}
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\r\n--==\r\n", b"From \n.\n", bytes(range(256)) * 3])
