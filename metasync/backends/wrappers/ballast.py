@@ -40,6 +40,7 @@ class WithBallast(Wrapper):
         self._on_given_up = on_given_up
         self._giving_up = threading.Lock()
         self._gone = False  # deleted by this process, and not put back by it since
+        self._was_full = False  # it refused a pack for lack of space
 
     def around(self, call: Call, do: Callable[[], T]) -> T:
         if call.kind not in ("create", "put"):
@@ -48,6 +49,7 @@ class WithBallast(Wrapper):
         try:
             done = do()
         except FullError as full:
+            self._was_full |= is_pack_path(call.path)
             if was_gone or call.path == BALLAST_PATH or is_pack_path(call.path):
                 raise
             try:
@@ -59,7 +61,8 @@ class WithBallast(Wrapper):
         return done
 
     def delete(self, path: str) -> None:
-        if path == BALLAST_PATH:
+        """The ballast is given up for a pack only where one found no space: whoever takes all away tells nobody."""
+        if path == BALLAST_PATH and self._was_full:
             self._give_up()
         else:
             super().delete(path)

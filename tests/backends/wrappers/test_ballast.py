@@ -80,6 +80,25 @@ def test_packs_never_take_it(kind: str) -> None:
     assert there(full.counts) and not full.told
 
 
+def test_it_is_given_up_for_a_pack_that_found_no_space_and_told() -> None:
+    full = Full()
+    b = full.view()
+    with pytest.raises(FullError):
+        b.put(PACK, SMALL)
+    b.delete(BALLAST_PATH)
+    b.put(PACK, SMALL)
+    assert full.told == ["x"]
+
+
+def test_whoever_takes_all_away_again_tells_of_no_full_store() -> None:
+    full = Full()
+    full.quota.limit_bytes += len(SMALL)
+    b = full.view()
+    b.put("px/0/e", SMALL)
+    b.delete(BALLAST_PATH)
+    assert not there(b) and full.told == []
+
+
 @pytest.mark.parametrize("path", ["a/birth", "a/meta/0/packs", "packs/x", "keys/ring-1-ab", "devices/packs", "hint"])
 def test_whatever_is_no_pack_does(path: str) -> None:
     full = Full()
