@@ -71,6 +71,7 @@ class Workspace:
         self._connections = Connections(directory, db, self._machine, opened or {})
         self._work = Operations(self._connections, lambda: self.on_event)
         self._work.upkeep = lambda: upkeep.after_push(self._work)
+        self._work.upkeep_in_quiet = lambda is_wanted: upkeep.in_quiet(self._work, is_wanted)
         self._locked, self._session = self._work.locked, self._work.session
         self._operation = partial(operations.changing, self._work)
         self._changing = partial(operations.changing, self._work, reopen=True)  # backends may have other names after it

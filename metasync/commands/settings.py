@@ -107,7 +107,8 @@ def config_set(options: Options, key: str, value: str) -> None:
                            is to be sent (250k), or a change has waited for so long (30s)
     daemon.ask             it asks for news of other devices about so often while nothing happens: 60s
     daemon.trash           so many days what pulls replace or delete here stays in .metasync/replaced; 0 unless set
-    upkeep                 how long a push may move, mend and check data when its own work is done: 2s, off
+    upkeep                 how long a push may move, mend and check data when its own work is done: 2s, off. The daemon
+                           takes thirty times as long at once, while nothing else is to do
     notify.desktop, .webhook, .command, .after   how the daemon tells you of problems (docs/howto/notices.md)
     daemon.broker          a broker by which devices hear of news at once (docs/howto/on-a-server.md)
     daemon.metrics         an address of this machine for the daemon's figures, such as 127.0.0.1:9464

@@ -43,6 +43,7 @@ from metasync.transfer.moving import Brought, bring
 
 MOVED_AT_ONCE_BYTES: Final = 64 << 20  # of packs in memory: with fewer, lines that are all slow wait for each other
 PACKS_IN_PASSING: Final = 4  # by a push that ends soon: what is under way then is lost
+LOOK_S: Final = 0.5  # between looks whether the time is over: it may be before its end
 NOTE_EVERY_S: Final = 1.0  # what was verified and not noted yet is verified again after a kill
 PHASE: Final = "move"
 
@@ -52,14 +53,18 @@ class _ChangedError(Exception):
 
 
 class Deadline:
-    """When a move is to end, whatever is left; without seconds it takes as long as it takes."""
+    """When a move is to end, whatever is left; without seconds it takes as long as it takes.
 
-    def __init__(self, seconds: float = math.inf) -> None:
+    `waits`: whether somebody waits for it, which ends it at once.
+    """
+
+    def __init__(self, seconds: float = math.inf, waits: Callable[[], bool] = lambda: False) -> None:
         self._at = time.monotonic() + seconds
+        self._waits = waits
 
     @property
     def left_s(self) -> float:
-        return max(0.0, self._at - time.monotonic())
+        return 0.0 if self._waits() else max(0.0, self._at - time.monotonic())
 
     @property
     def is_over(self) -> bool:
@@ -202,7 +207,7 @@ class Mover:
                     running[s.runtime.start(bring(s.transfer, following, wanted, sources, **how))] = following
                 following = next(todo, None)
             left_s = None if self.ends is None else self.ends.left_s
-            for future in s.runtime.wait(running, left_s) if running else ():
+            for future in s.runtime.wait(running, left_s and min(left_s, LOOK_S)) if running else ():
                 yield running.pop(future), future.result()
             if left_s == 0:  # what is under way ends by itself, or with the process; it is looked for again then
                 return

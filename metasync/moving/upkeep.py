@@ -1,10 +1,11 @@
-"""What a push does for the workspace when its own work is done: moves data, makes good what was noticed, reads copies.
+"""What is done for the workspace beside other work: data move, what was noticed is made good, copies are read.
 
-Only where something is known to be displaced, or was noticed missing or damaged, and about once a day for the copies
-that are read in turn (`maintenance.scrub`); else a push asks for nothing more. All of it has so many seconds, as
-`config set upkeep` has it: what is under way then is left, and a pack is begun only if it would arrive in time by what
-is known of the line. The steps are those of `rebalance` and `scrub`, which any number of devices may do at once. Where
-nothing could be done it is not tried again for a while.
+A push does that when its own work is done, the daemon while nothing else is to do. Only where something is known to be
+displaced, or was noticed missing or damaged, and about once a day for the copies that are read in turn
+(`maintenance.scrub`); else a push asks for nothing more. All of it has so many seconds, as `config set upkeep` has it:
+what is under way then is left, and a pack is begun only if it would arrive in time by what is known of the line. The
+steps are those of `rebalance` and `scrub`, which any number of devices may do at once. Where nothing could be done it
+is not tried again for a while.
 
 Whoever has it agreed that all is moved frees the surplus, too, at the end of the same push or of later ones. It is
 found by listing the backends: where that takes longer than there is time for, it is given up, and left to `rebalance`.
@@ -24,27 +25,43 @@ from metasync.moving.rebalance import Deadline, Mover, Tally, rebalance
 from metasync.reports.backends import Wiped
 from metasync.runtime.limits import OFF, UPKEEP, parse_duration
 from metasync.session.session import Operations
-from metasync.sync.operations import DAY_S, is_turn_to_read
+from metasync.sync.operations import DAY_S, has_upkeep, is_turn_to_read
 from metasync.transfer import wrong_copies
 
 BUDGET_S: Final = 2.0
+QUIET_FACTOR: Final = 30  # so much longer where nobody waits: 16 MiB take half a minute at 5 Mbit/s
 AGAIN_S: Final = 600  # after a time that came to nothing
 FREE_TRIES: Final = 8  # that free nothing, before surplus copies are left to `rebalance`
 
 
 def after_push(work: Operations) -> None:
     """Moves, mends and reads for a while. Failures are no failures of the push: whoever comes next goes on."""
+    budget_s = _budget_s(work)
+    _keep(work, budget_s, Deadline(budget_s))
+
+
+def in_quiet(work: Operations, is_wanted: Callable[[], bool]) -> bool:
+    """Does the same for longer, until somebody wants something else. -> whether it is to go on soon."""
+    budget_s = QUIET_FACTOR * _budget_s(work)
+    return _keep(work, budget_s, Deadline(budget_s, is_wanted), is_wanted) and has_upkeep(work.connections)
+
+
+def _budget_s(work: Operations) -> float:
     said = settings.read(work.settings_path).values.get(UPKEEP)
-    budget_s = BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)
-    c, ends = work.connections, Deadline(budget_s)
+    return BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)
+
+
+def _keep(work: Operations, budget_s: float, ends: Deadline, is_wanted: Callable[[], bool] = lambda: False) -> bool:
+    """-> whether anything came of it, or it was broken off."""
+    c, did = work.connections, False
     now_s = c.machine.wall_ns() // 1_000_000_000
-    has_work = c.config.prev_config is not None or any(c.db.has(key) for key in (MENDING_KEY, SURPLUS_KEY, WIPE_KEY))
-    if budget_s and has_work and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
-        did = _try(_keep_up, work, ends)
+    if budget_s and has_upkeep(c) and not 0 <= (c.db.get(UPKEEP_KEY) or 0) - now_s <= AGAIN_S:
+        did = _try(_keep_up, work, ends) or is_wanted()
         c.db.set(UPKEEP_KEY, None if did else now_s + AGAIN_S)
-    if is_turn_to_read(c):
-        did = not budget_s or (not ends.is_over and _try(_read, work, ends))
-        c.db.set(READING_KEY, now_s + (DAY_S if did else AGAIN_S))
+    if is_turn_to_read(c) and not is_wanted():
+        has_read = not budget_s or (not ends.is_over and _try(_read, work, ends))
+        c.db.set(READING_KEY, now_s + (DAY_S if has_read else AGAIN_S))
+    return did
 
 
 def _try(step: Callable[[Operations, Deadline], bool], work: Operations, ends: Deadline) -> bool:

@@ -12,9 +12,11 @@ is not answered by it. While something tells of news by itself, looks are rare, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
+from metasync.errors import MetaSyncError
+from metasync.runtime.limits import ASK, parse_duration
 from metasync.service.batch import Pauses
 
 ASK_S: Final = 60.0
@@ -31,6 +33,14 @@ ANYBODY: Final = ""  # who hints, where it is no watch of a backend
 
 SLEPT_S: Final = 5.0  # that two clocks went apart
 Teller = Literal["broker", "watch"]
+
+
+def interval_s(values: Mapping[str, str]) -> float:
+    """How often is asked in quiet, by these settings; by `ASK_S` where they say nothing that can be read."""
+    try:
+        return parse_duration(values[ASK]) if ASK in values else ASK_S
+    except MetaSyncError:
+        return ASK_S
 
 
 class Hearing:

@@ -1,6 +1,7 @@
 """Keeps one workspace in step: watches its folder, pushes what changed, hears of others, pulls.
 
-One thread does one thing at a time, in turns: what a caller asked for, a push that is due, a look for news that is due.
+One thread does one thing at a time, in turns: what a caller asked for, a push that is due, a look for news that is due,
+and while none is, what is to be done for the data (`moving.upkeep`).
 `batch` and `hearing` say when; the watcher's events make directories dirty, and wake it. A turn that fails leaves a
 problem behind and is taken again after a pause that grows; nothing of it is remembered but what is dirty. So a crash, a
 sleep, another network or a full disk need no code of their own: the next turn finds the world as it is.
@@ -33,15 +34,15 @@ from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, NAME_KEY
 from metasync.reports.service import Doing, Problem, WorkspaceState
 from metasync.reports.sync import PullReport, PushReport
-from metasync.runtime.limits import ASK, parse_duration
 from metasync.runtime.tasks import boottime
 from metasync.service import problems as told
 from metasync.service.account import Account
 from metasync.service.batch import Batch, Batching, Pauses
 from metasync.service.changes import Changes
-from metasync.service.hearing import ANYBODY, ASK_S, Hearing, Sleep, Teller
+from metasync.service.hearing import ANYBODY, Hearing, Sleep, Teller, interval_s
 from metasync.service.long_polls import LongPolls
 from metasync.service.problems import NEEDS_A_HAND
+from metasync.service.quiet import Quiet
 from metasync.service.watch import Watching, watch
 from metasync.session import peek
 from metasync.session.connections import Machine
@@ -90,7 +91,7 @@ class Keeper:
         self._machine, self._watching, self._clock, self._wall = machine or Machine(), watching, clock, wall
         now = clock()
         self._batch = Batch(Batching.of(settings.values), Pauses(draw))
-        self._hearing = Hearing(now, draw, _ask_s(settings))
+        self._hearing = Hearing(now, draw, interval_s(settings.values))
         self._boot, self._sleep = boot, Sleep(now, boot())
         self._opening = Pauses(draw)
         self._account = Account(self.directory, tell, clock, wall)
@@ -104,6 +105,7 @@ class Keeper:
         self._workspace: Workspace | None = None
         self._place: tuple[int, int] | None = None  # device and inode of the folder
         self._walk_at = now + RESCAN_S  # when everything is to be walked again
+        self._quiet = Quiet(clock, self._is_wanted)
         self._thread = threading.Thread(target=self._run, name=f"keeper {self.directory.name}", daemon=True)
 
     # any thread
@@ -250,13 +252,21 @@ class Keeper:
             self._push(workspace)
         elif self._hearing.due <= now:
             self._look(workspace)
+        elif self._quiet.at <= now:
+            self._quiet.keep_up(workspace)
         return self._next()
 
     def _next(self) -> float:
         with self._wakes:
             due = self._batch.due(self._clock())
             sizes_at = max(self._changes.estimate_at, self._batch.pauses.until)
-        return min(self._hearing.due, self._walk_at, sizes_at, math.inf if due is None else due)
+        return min(self._hearing.due, self._walk_at, sizes_at, self._quiet.at, math.inf if due is None else due)
+
+    def _is_wanted(self) -> bool:
+        """Whether there is something else to do than to keep up the data."""
+        now = self._clock()
+        due = self._batch.due(now)
+        return self._stops or self._has_calls() or self._hearing.due <= now or (due is not None and due <= now)
 
     def _at(self) -> tuple[Doing, str]:
         """What there is to say after a turn."""
@@ -486,10 +496,3 @@ class Keeper:
             self._happened()
             self._account.update(pulled_s=self._wall())
         self._account.conflicts(workspace._db.records(CONFLICTS))
-
-
-def _ask_s(settings: Settings) -> float:
-    try:
-        return parse_duration(settings.values[ASK]) if ASK in settings.values else ASK_S
-    except MetaSyncError:
-        return ASK_S

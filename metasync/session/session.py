@@ -374,6 +374,7 @@ class Operations:
         self._closed = self._is_given_back = False
         self.around = Around()
         self.upkeep: Callable[[], None] = lambda: None  # what a push does at its end, where there is anything to do
+        self.upkeep_in_quiet: Callable[[Callable[[], bool]], bool] = lambda _: False  # what the daemon does, until ...
         self._giving_back = threading.RLock()
         self._rest = Rest(connections.machine.rests_after_s, lambda: connections.rest(self._under_way))
         connections.on_event = self.tell

@@ -98,8 +98,7 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
             _let_in(work, "push", way)
             first = False
     c = work.connections
-    has_upkeep = c.config.prev_config is not None or any(c.db.has(key) for key in (MENDING_KEY, SURPLUS_KEY, WIPE_KEY))
-    if not dry_run and (has_upkeep or is_turn_to_read(c)):
+    if not dry_run and (has_upkeep(c) or is_turn_to_read(c)):
         work.upkeep()
     return report
 
@@ -111,6 +110,11 @@ def _let_in(work: Operations, what: str, way: GiveWay) -> None:
     with work.locked(what, first=False):
         way.save()
         work.connections.close()  # what they know may be old by now
+
+
+def has_upkeep(c: Connections) -> bool:
+    """Whether data are to be moved, made good or deleted, as far as this device knows: see `moving.upkeep`."""
+    return c.config.prev_config is not None or any(c.db.has(key) for key in (MENDING_KEY, SURPLUS_KEY, WIPE_KEY))
 
 
 def is_turn_to_read(c: Connections) -> bool:

@@ -118,6 +118,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_a_deadline_is_over_when_no_second_is_left() -> None:
     assert [Deadline(seconds).is_over for seconds in (-1.0, 0.0, 600.0)] == [True, True, False]
+    assert Deadline(600.0, lambda: True).is_over
     assert not Deadline().is_over
 
 

@@ -150,6 +150,54 @@ def test_it_pauses_when_nothing_came_of_it(bench: Bench, came: Any, until: int |
     assert bench.db.get(UPKEEP_KEY) == until
 
 
+@pytest.mark.parametrize(
+    ("came", "left", "is_wanted", "until", "goes_on"),
+    [
+        (True, True, False, None, True),
+        (True, False, False, None, False),
+        (False, True, False, AGAIN, False),
+        (False, True, True, None, True),
+        (UnreachableError("a is away"), True, False, AGAIN, False),
+    ],
+    ids=["more is left", "nothing is left", "nothing came of it", "broken off", "failed"],
+)
+def test_in_quiet_it_goes_on_where_something_came_of_it_or_it_was_broken_off(
+    bench: Bench, came: Any, left: bool, is_wanted: bool, until: int | None, goes_on: bool
+) -> None:
+    def keep_up() -> Any:
+        if not left:
+            bench.config.prev_config = None
+        if isinstance(came, Exception):
+            raise came
+        return came
+
+    bench.wants(None)
+    bench.has_work("moving")
+    bench.step("_keep_up", keep_up)
+    assert upkeep.in_quiet(bench.work, lambda: is_wanted) is goes_on
+    assert bench.db.get(UPKEEP_KEY) == until
+
+
+@pytest.mark.parametrize(("said", "budget_s"), [(None, 60.0), ("5m", 9000.0), ("off", 0.0)])
+def test_in_quiet_it_has_thirty_times_as_long(bench: Bench, said: str | None, budget_s: float) -> None:
+    asked: list[float] = []
+    bench.patch.setattr(upkeep, "Deadline", lambda seconds, *_: asked.append(seconds) or Deadline(600.0))
+    bench.wants(said)
+    bench.has_work("moving")
+    upkeep.in_quiet(bench.work, lambda: False)
+    assert asked == [budget_s]
+    assert bench.ran == (["_keep_up"] if budget_s else [])
+
+
+def test_in_quiet_what_is_due_to_be_read_stays_due_where_it_was_broken_off(bench: Bench) -> None:
+    bench.wants(None)
+    bench.db.set(READING_KEY, NOW_S - 1)
+    upkeep.in_quiet(bench.work, lambda: True)
+    assert (bench.ran, bench.db.get(READING_KEY)) == ([], NOW_S - 1)
+    upkeep.in_quiet(bench.work, lambda: False)
+    assert (bench.ran, bench.db.get(READING_KEY)) == (["_read"], NOW_S + DAY_S)
+
+
 @pytest.mark.parametrize("step", ["_keep_up", "_read"])
 def test_who_stops_it_stops_the_push(bench: Bench, step: str) -> None:
     bench.step(step, CancelledError("stopped"))

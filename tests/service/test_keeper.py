@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from metasync.backends.folder import FolderBackend
 from metasync.errors import GuardError, NoQuorumError, WorkspaceError
 from metasync.local import lock, settings
 from metasync.local.settings import Settings
+from metasync.moving import upkeep
 from metasync.reports.service import WorkspaceState
 from metasync.service import keeper as room
+from metasync.service import quiet
 from metasync.service.keeper import Keeper
 from metasync.session import peek
 from metasync.session.peek import Watchable
@@ -669,6 +672,109 @@ def test_a_pull_gives_way_to_a_call(
     go.set()
     running.call(lambda workspace: workspace.pull())
     assert tree_of(w.directory) == tree_of(other.directory)
+
+
+# --- what is done for the data
+
+
+@pytest.fixture
+def upkeeping(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "BUDGET_S", 20.0)  # ten minutes at a time, never over in a test
+
+
+def pack_names(lab: Lab, backend: str) -> set[str]:
+    return {p.name for p in lab.objects(backend, "packs")}
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_what_a_change_displaced_is_moved_while_nothing_else_is_to_do(lab: Lab, w: Workspace, stage: Stage) -> None:
+    w.set_copies(3)
+    assert w.status().moving.packs
+    stage.go_on(quiet.EACH_S + 60.0)
+    assert not w.status().moving.packs
+    assert pack_names(lab, "one") == pack_names(lab, "two") == pack_names(lab, "three")
+    with w._session("test") as s:
+        assert s.config.prev_config is None, "the trim was agreed"
+    assert w.check(read_data=True).problems == () and stage.kinds == []
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_it_is_not_where_that_is_switched_off(w: Workspace, stage: Stage) -> None:
+    w.configure("upkeep", "off")
+    w.set_copies(3)
+    left = w.status().moving.packs
+    stage.go_on(4 * quiet.EACH_S)
+    assert w.status().moving.packs == left > 0
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_while_a_change_waits_to_be_pushed_none_of_it_is_begun(
+    w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(upkeep, "_keep_up", lambda *_: begun.append(stage.keeper._is_wanted()) or True)
+    w.set_copies(3)
+    for at in range(200):
+        write(w.directory, {"always": b"%d" % at})
+        stage.go_on(3.0)
+    assert begun and not any(begun), "only between the pushes"
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_it_goes_on_as_long_as_something_comes_of_it_and_rests_as_long_as_it_took(
+    w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[float] = []
+
+    def some(*_: Any) -> bool:
+        begun.append(stage.now)
+        stage.now += 20.0
+        return len(begun) < 4
+
+    monkeypatch.setattr(upkeep, "_keep_up", some)
+    w.set_copies(3)
+    stage.go_on(quiet.EACH_S + 400.0)
+    assert [round(b - a) for a, b in pairwise(begun)] == [40, 40, 40], "the last one came to nothing: a long rest"
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_an_error_of_our_own_in_it_is_logged_and_ends_nothing(
+    w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep, "_keep_up", lambda *_: 1 // 0)
+    w.set_copies(3)
+    stage.go_on(quiet.EACH_S + 60.0)
+    assert "while data were kept up" in caplog.text
+    monkeypatch.undo()
+    write(w.directory, {"new": b"1"})
+    stage.settle()
+    assert stage.kinds == [] and version(w) > 2
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_it_gives_way_to_a_call(w: Workspace, running: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the copies that it makes do not end."""
+    running.call(lambda _: None)
+    put, reached, go = FolderBackend.put, threading.Event(), threading.Event()
+
+    def slow(backend: FolderBackend, path: str, data: bytes) -> None:
+        if "/packs/" in path:
+            reached.set()
+            assert go.wait(60)
+        put(backend, path, data)
+
+    w.set_copies(3)
+    monkeypatch.setattr(FolderBackend, "put", slow)
+
+    def begin(workspace: Workspace) -> None:
+        workspace.pull()
+        running._quiet.at = 0.0
+
+    running.call(begin)
+    assert reached.wait(60)
+    assert running.call(lambda _: "served") == "served"
+    assert not go.is_set()
+    go.set()
 
 
 def test_constants() -> None:
