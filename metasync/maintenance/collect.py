@@ -237,7 +237,7 @@ class _Collection:
             way = f"`metasync forget {' '.join(paths)}` takes that out of them; " if paths else ""
             error.next_step = (
                 "Nothing was deleted: what a version needs that cannot be read is not known. `metasync check --repair` "
-                f"on a device that has it stores it again; {way}`--keep-last 1` gives the older versions up."
+                f"on a device that has it stores it again; {way}`metasync gc --keep-last 1` gives up older versions."
             )
             raise error from e
 

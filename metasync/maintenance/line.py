@@ -130,11 +130,13 @@ def check_unknown(s: Session, newest: State, oldest: int, readable: int, policy:
     if not named and policy == Keep(last=policy.last) and 0 < policy.last <= readable:
         return
     what = f", such as {named[0]!r}" if named else ""
+    give_up = f" `metasync gc --keep-last {readable}` gives the older versions up" if readable else ""
+    first = ", once `metasync tag --delete` took their names" if give_up and named else ""
     error = DamagedError(
         f"the version before {oldest} is in no pack, so that what older ones need is not known{what}; "
         "nothing was deleted",
-        next_step="`metasync check --repair` on a device that knows it brings it back. "
-        + (f"`--keep-last {readable}` gives the older versions up, once none of them has a name." if readable else ""),
+        next_step="`metasync check --repair` on a device that knows it brings it back."
+        + (f"{give_up}{first}." if give_up else ""),
     )
     with contextlib.suppress(MetaSyncError):
         error.objects = (Chain(s, newest).at(newest, oldest - 1).master,)

@@ -549,3 +549,33 @@ def test_a_generation_is_not_begun_for_nothing(steps: Steps) -> None:
     """No pack is sparse: nothing is packed, and no upload is begun."""
     assert steps.run._pack(found(base(3))) == ""
     assert steps.run.upload is None
+
+
+def test_older_versions_that_cannot_be_read_go_by_the_command_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions 3 to 5 can be read. All older ones may go where a policy drops them, and none that has a name."""
+    monkeypatch.setattr(line, "Chain", lambda *_: SimpleNamespace(at=lambda *_: state(2)))
+    monkeypatch.setattr(line.left_out, "explained", lambda s, newest, error, v: error)
+
+    def unknown(policy: str, readable: int = 3, *names: Named) -> DamagedError | None:
+        keep = retention.parse(policy) if policy else retention.Keep()
+        try:
+            line.check_unknown(None, state(5), 3, readable, keep, Retained(named=names))  # type: ignore[arg-type]
+        except DamagedError as error:
+            assert error.objects == (b"s2",)
+            return error
+        return None
+
+    for policy in ("", "last=4", "daily=1", "last=3,daily=1"):
+        told = unknown(policy)
+        assert told is not None
+        assert told.next_step.endswith(" `metasync gc --keep-last 3` gives the older versions up.")
+    assert unknown("last=3") is None
+    assert unknown("last=1") is None
+    assert unknown("last=1", 3, Named("later", 3)) is None
+    old = unknown("last=1", 3, Named("old", 2))
+    assert old is not None
+    assert "such as 'old'" in old.message
+    assert old.next_step.endswith("gives the older versions up, once `metasync tag --delete` took their names.")
+    none = unknown("last=1", 0)
+    assert none is not None
+    assert none.next_step == "`metasync check --repair` on a device that knows it brings it back."

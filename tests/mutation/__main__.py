@@ -75,6 +75,7 @@ ROOMS: Final = {
     "erasing": Room(
         (
             "metasync.maintenance.collect",
+            "metasync.maintenance.line",
             "metasync.maintenance.sweep",
             "metasync.moving.removal",
             "metasync.moving.surplus",

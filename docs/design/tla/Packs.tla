@@ -1,7 +1,7 @@
 --------------------------------- MODULE Packs ---------------------------------
 (* Which packs may be deleted while devices push and sleep: the generation    *)
-(* fence (consensus design, object GC; planned: `gen' and `min_gen' of a      *)
-(* state are 0 today).  States follow one another as decided elsewhere.       *)
+(* fence (consensus design, object GC: `gen' and `min_gen' of a state).       *)
+(* States follow one another as decided elsewhere.                            *)
 (*                                                                            *)
 (* A blob lies in a pack whole, or as a delta on another blob: a form is      *)
 (* <<blob, base>>, base 0 for a whole one.  A delta's base must be whole (the *)

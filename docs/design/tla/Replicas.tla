@@ -1,6 +1,6 @@
 ------------------------------- MODULE Replicas -------------------------------
 (* Where copies of packs lie while the mapping changes, and which of them may *)
-(* be deleted (consensus design, surplus replicas; planned).  One copy per    *)
+(* be deleted (consensus design, surplus replicas).  One copy per             *)
 (* partition is required.  States follow one another as decided elsewhere:    *)
 (* `states' is the chain.                                                     *)
 (*                                                                            *)
