@@ -261,7 +261,7 @@ class Instance:
 
     def fault_after(self, base: State, devices: DeviceSet) -> str:
         """What speaks against a state far ahead of this base, with the device set that it names; "" if nothing."""
-        if base.v <= self.base.v or devices is self.devices:
+        if base.v <= self.base.v:
             return ""
         old, new = self.devices.policy, devices.policy
         if new.sequence < old.sequence or (new.sequence == old.sequence and new != old):

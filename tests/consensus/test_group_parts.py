@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from metasync.consensus.participant import (
     OBJECTS_KEPT,
     OP_TIMEOUT_S,
     RIDING_KEPT,
+    ROUNDS_KEPT,
     STATES_CACHED,
     Remembered,
     Standing,
@@ -27,9 +29,10 @@ from metasync.consensus.participant import (
     encode_memory,
 )
 from metasync.consensus.records.entry import Kind, Seen, entry_path, open_entry, seal_entry
+from metasync.consensus.truncation import Progress
 from metasync.errors import BackendError, FormatError, UnreachableError
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
-from metasync.runtime.effects import Reply, Task
+from metasync.runtime.effects import Now, Reply, Sleep, Task
 
 
 class One:
@@ -256,6 +259,105 @@ def test_a_state_far_ahead_has_no_older_policy() -> None:
     assert fault_after(ahead, devices(4)) == ""
     assert "older" in fault_after(ahead, devices(2))
     assert "older" in fault_after(ahead, devices(3, "another"))
+
+
+def test_tasks_that_look_at_logs_take_turns(one: One) -> None:
+    def look() -> Task:
+        yield Now()
+
+    first, second = one.m.alone(look()), one.m.alone(look())
+    assert isinstance(next(first), Now)
+    assert isinstance(next(second), Sleep)
+    assert isinstance(second.send(None), Sleep)
+    with pytest.raises(StopIteration):
+        first.send(0.0)
+    assert isinstance(second.send(None), Now)
+    second.close()
+    assert not one.m.is_busy
+
+
+def test_rounds_of_versions_of_long_ago_are_forgotten(one: One) -> None:
+    for v in range(ROUNDS_KEPT + 2):
+        one.m.use_round(v, 7)
+    assert one.m.rounds_used == dict.fromkeys(range(2, ROUNDS_KEPT + 2), 7)
+
+
+def test_the_way_to_a_backend_is_the_way_to_its_acceptor(one: One) -> None:
+    """It may have got a vote since. A way that is known stays as it is."""
+    (_, first), (entry, second), (_, third) = sorted(one.ws.config.acceptors, key=lambda pair: pair[0].name)
+    del one.m.links[second.acceptor_id], one.m.links[third.acceptor_id]
+    one.m.ways = {entry.backend_id: "by another name"} | {
+        e.backend_id: "new" for e, a in one.ws.config.acceptors if a is first
+    }
+    one.m.find_ways(one.ws.config)
+    assert one.m.links == {first.acceptor_id: "a", second.acceptor_id: "by another name"}
+
+
+def test_who_proposes_asks_by_preparing_unless_that_is_in_vain(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner needs no round; one that was begun needs no second one; behind a new config a fence comes first."""
+    state = one.push(one.base)
+    asked: list[str] = []
+
+    def looking(how: str) -> Any:
+        def look(m: object, enter: object, known: State, *_: object, **__: object) -> Task:
+            asked.append(how)
+            return known
+            yield
+
+        return look
+
+    monkeypatch.setattr(group.learner, "get_recent", looking("look"))
+    monkeypatch.setattr(group.learner, "get_recent_preparing", looking("prepare"))
+    other = one.ws.group(b"q" * 16, 2)
+    for who, known in ((other, one.base), (one.group, state), (other, state)):
+        one.do(who.get_recent_preparing(known))
+    other.participant.use_round(state.v + 1, 1)
+    one.do(other.get_recent_preparing(state))
+    assert asked == ["prepare", "look", "prepare", "look"]
+    asked.clear()
+    third = one.ws.group(b"t" * 16, 2)
+    for changed in (state.v, state.v - 1):
+        monkeypatch.setattr(third, "_config_of", lambda _, v=changed: config_changed(v))
+        one.do(third.get_recent_preparing(state))
+    assert asked == ["look", "prepare"]
+
+
+def settling(settled: list[State]) -> Any:
+    def settle(state: State) -> Task:
+        settled.append(state)
+        return
+        yield
+
+    return settle
+
+
+def config_changed(v: int) -> Task:
+    return SimpleNamespace(changed=(v, b""))
+    yield
+
+
+def test_logs_are_not_bounded_behind_a_version_whose_index_rides(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleeper starts from a floor. Behind one that keeps an index, which may have ridden, that is settled first."""
+    state, settled = one.push(one.base), list[State]()
+    monkeypatch.setattr(one.group, "settle", settling(settled))
+    before = one.requests()
+    assert one.do(one.group.bound_logs(replace(state, index_rides=True), Progress(), 0.0)) is False
+    assert (settled, one.requests()) == ([], before)
+    one.do(one.group.bound_logs(state, Progress(), 0.0))
+    assert settled == [state]
+
+
+def test_what_a_hint_names_is_settled_before_it_is_written(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is where none is due."""
+    states, settled = [one.base], list[State]()
+    for _ in range(3):
+        states.append(one.push(states[-1]))
+    monkeypatch.setattr(one.group, "settle", settling(settled))
+    for base, state in pairwise(states):
+        one.do(one.group.write_hint(base, state))
+    assert settled == states[1:3]
+    one.do(one.group.write_hint(states[2], states[3], now=True))
+    assert settled == states[1:]
 
 
 # ---- objects
