@@ -10,6 +10,7 @@ knowledge of what the bytes mean. A provider in a package of its own imports thi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ __all__ = [
     "LogForm",
     "NotFoundError",
     "Probes",
+    "Rate",
     "RefusedError",
     "Space",
     "Sweeps",
@@ -102,6 +104,19 @@ class Inventory(NamedTuple):
     more: bool
 
 
+class Rate(NamedTuple):
+    """How much of something a provider bears of one account, as it publishes.
+
+    what      "requests"
+    a_minute  so much of it in a minute
+    costs     of a call, by its kind ("get"); what is not named costs nothing
+    """
+
+    what: str
+    a_minute: float
+    costs: Mapping[str, float]
+
+
 class Change(NamedTuple):
     """What a watch ended with.
 
@@ -128,6 +143,7 @@ class Backend(Protocol):
     """
 
     scheme: ClassVar[str]
+    # `rates: ClassVar[tuple[Rate, ...]]`, where its provider publishes any: calls keep to them (`wrappers.pace`).
 
     @property
     def form(self) -> LogForm:

@@ -97,6 +97,7 @@ def config_set(options: Options, key: str, value: str) -> None:
     \b
     limit.up, limit.down   bytes a second: 500k, 2M, off; with hours: "9:00-18:00 500k, 2M"
     limit.connections      calls at once on each backend, 1 to 32
+    limit.requests         requests a minute to each, 10 or more, off; else what its provider publishes (providers.md)
     nice                   0 to 19, as the program `nice` has it; holds from the next command on
     durability             push and sync wait for so many copies; the others follow (docs/howto/long-push.md)
     cache-mb               megabytes of directories and history kept here at most, 64 or more; 1024 unless set

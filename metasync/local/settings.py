@@ -230,6 +230,15 @@ class Governor:
             most = self._limits.connections
             return most.get(backend, most.get(""))
 
+    def requests(self, backend: str) -> float | None:
+        """How many requests a minute the user allows; infinite: any number; None: as many as its provider publishes."""
+        with self._lock:
+            self._look()
+            if self._limits is None:
+                return None
+            most = self._limits.requests
+            return most.get(backend, most.get(""))
+
     def ask(self, backend: str, *, up: bool, size_bytes: int) -> float:
         with self._lock:
             self._look()

@@ -55,7 +55,10 @@ DUE: ContextVar[float | None] = ContextVar("due", default=None)
 
 
 class Carried(Protocol):
-    """A call under way, as the wrappers of its backend see it. Thread-safe."""
+    """A call under way, as the wrappers of its backend see it. Thread-safe. `is_urgent`: it is not to be put off."""
+
+    @property
+    def is_urgent(self) -> bool: ...
 
     def leave(self, error: BackendError) -> None:
         """Has whoever waits for it told this error, and goes on without the thread that carries it out."""

@@ -4,6 +4,7 @@
     limit.down           the same for what comes in
     limit.up.NAME        to that backend alone, within what `limit.up` leaves; limit.down.NAME likewise
     limit.connections    calls at once, on each backend; limit.connections.NAME on that one
+    limit.requests       requests a minute to each backend, in place of what its provider publishes; limit.requests.NAME
     nice                 how far the command line steps back for other programs, as `nice` has it
     durability           for how many copies of everything a push waits that is not told; all, where fewer are promised
     cache-mb             megabytes of directories, history and agreed records that are kept at most
@@ -29,6 +30,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from metasync.errors import UsageError
@@ -40,6 +42,8 @@ RATE_LEAST: Final = 1 << 10  # below that nothing ends; a pause is what is meant
 RATE_MOST: Final = 1 << 40
 NICE_MOST: Final = 19
 COPIES_MOST: Final = 255  # as many as a workspace can promise
+REQUESTS_LEAST: Final = 10  # below that nothing ends
+REQUESTS_MOST: Final = 1_000_000
 CACHE: Final = "cache-mb"
 CACHE_MB_LEAST: Final = 64
 BASE_CACHE: Final = "base-cache-mb"
@@ -69,7 +73,7 @@ DAY_MINUTES: Final = 24 * 60
 
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?)(i?)b?(?:/s|ps)?", re.IGNORECASE)
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s+(.+)")
-_KEY = re.compile(r"limit\.(up|down|connections)(?:\.([a-z0-9][a-z0-9._-]{0,39}))?")
+_KEY = re.compile(r"limit\.(up|down|connections|requests)(?:\.([a-z0-9][a-z0-9._-]{0,39}))?")
 _DURATION = re.compile(r"(?:(\d{1,3})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
@@ -85,9 +89,9 @@ DAEMON_KEYS: Final = (
 """Of what the daemon tells and hears: `daemon_keys` has what they mean, and is loaded where one is set."""
 
 KEYS_STEP: Final = (
-    "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
-    "cache-mb, base-cache-mb, scrub.days, special-modes, upkeep, daemon.quiet, daemon.delta, daemon.longest, "
-    f"daemon.ask, daemon.trash, {', '.join(DAEMON_KEYS)}."
+    "There are: limit.up, limit.down, limit.connections, limit.requests (each also for one backend: limit.up.NAME), "
+    "nice, durability, cache-mb, base-cache-mb, scrub.days, special-modes, upkeep, daemon.quiet, daemon.delta, "
+    f"daemon.longest, daemon.ask, daemon.trash, {', '.join(DAEMON_KEYS)}."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
@@ -127,6 +131,7 @@ class Limits(NamedTuple):
     connections: Mapping[str, int]
     nice: int | None
     durability: int | None
+    requests: Mapping[str, float] = MappingProxyType({})  # a minute; infinite: as many as one likes
 
 
 def parse_rate(text: str) -> float | None:
@@ -179,6 +184,12 @@ def _number(key: str, text: str, least: int, most: int) -> int:
             next_step=f"Write, say: metasync config set {key} {EXAMPLES.get(key, 8)}",
         )
     return int(text)
+
+
+def _requests(key: str, text: str) -> float:
+    if text.strip() == OFF:
+        return math.inf
+    return _number(key, text, REQUESTS_LEAST, REQUESTS_MOST)
 
 
 def parse_duration(text: str) -> float:
@@ -234,6 +245,8 @@ def check(key: str, value: str) -> None:
         _number(key, value, *NUMBERS[key])
     elif match[1] == "connections":
         _number(key, value, 1, CALLS_MAX)
+    elif match[1] == "requests":
+        _requests(key, value)
     else:
         parse_schedule(value)
 
@@ -248,6 +261,7 @@ def understood(values: Mapping[str, str]) -> Limits:
     """Settings as they are kept. `UsageError` if one of them is wrong."""
     rates: dict[str, dict[str, Schedule]] = {"up": {}, "down": {}}
     connections: dict[str, int] = {}
+    requests: dict[str, float] = {}
     numbers: dict[str, int] = {}
     for key, value in values.items():
         check(key, value)
@@ -258,9 +272,11 @@ def understood(values: Mapping[str, str]) -> Limits:
             numbers[key] = int(value)
         elif match[1] == "connections":
             connections[match[2] or ""] = int(value)
+        elif match[1] == "requests":
+            requests[match[2] or ""] = _requests(key, value)
         else:
             rates[match[1]][match[2] or ""] = parse_schedule(value)
-    return Limits(rates["up"], rates["down"], connections, numbers.get("nice"), numbers.get("durability"))
+    return Limits(rates["up"], rates["down"], connections, numbers.get("nice"), numbers.get("durability"), requests)
 
 
 class Line:

@@ -91,6 +91,8 @@ class Inbox:
 class Alone:
     """A function that may never return, in a thread of its own that can be left behind (`effects.Carried`)."""
 
+    is_urgent = True  # as `effects.Carried`: whoever has a thread of its own waits for it
+
     def __init__(self, name: str, function: Callable[[], Any]) -> None:
         self.outcome: Future[Any] = Future()
         context = contextvars.copy_context()

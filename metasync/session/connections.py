@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,7 @@ class Connections:
         self.directory = directory
         self.machine = machine
         self.on_event: Listener = ignore  # hears what the ways do by themselves
+        self.requests: Callable[[str], float | None] = lambda _: None  # the user's limit of a backend, by its name
         self.without: Set[str] = frozenset()  # see `doing_without`
         self._opened = dict(opened)  # backends that the caller had open, by name: closed with the others
         self.keys, self.device, self.certificate = machine.secret(directory, db)
@@ -384,7 +385,8 @@ class Connections:
         return self._opened_as(way, backend)
 
     def _opened_as(self, way: Way, backend: Backend) -> Backend:
-        open_backend.tell_holds(way.name, backend, lambda event: self.on_event(event))
+        name = way.name
+        open_backend.tell_holds(name, backend, lambda event: self.on_event(event), lambda: self.requests(name))
         way.store = backend
         way.view = WithBallast(Prefixed(backend, way.link.folder), lambda: self.given_up.add(way.name))
         return way.view

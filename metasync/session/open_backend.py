@@ -333,15 +333,20 @@ def is_silent(backend: Backend) -> bool | None:
     return next((layer.silent() for layer in layers(backend) if isinstance(layer, Breaker)), None)
 
 
-def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> None:
-    """Makes a backend tell when its calls are held off because its account asked for fewer requests."""
+def tell_holds(
+    name: str, backend: Backend, tell: Callable[[Event], None], most: Callable[[], float | None] = lambda: None
+) -> None:
+    """Makes a backend tell when its calls are held off because its account asked for fewer requests.
+
+    `most`: how many requests a minute the user allows, asked before each call; None: as many as its provider bears.
+    """
 
     def held(seconds: float) -> None:
         tell(Notice(f"{name} asked for fewer requests: it is left alone for {seconds:.0f} s"))
 
     for layer in layers(backend):
         if hasattr(layer, "on_hold"):  # `wrappers.pace.Paced`, which is loaded only where a server counts requests
-            vars(layer)["on_hold"] = held
+            vars(layer).update(on_hold=held, most=most)
 
 
 def _in_time(

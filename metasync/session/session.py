@@ -460,13 +460,14 @@ class Operations:
                 bound(s, self.settings_path)
 
     def _governed(self) -> settings.Governor:
-        """The governor of this workspace's calls: one for all its operations."""
+        """The governor of this workspace's calls, one for all its operations."""
 
         def say_paused(phrase: str) -> None:
             self.tell(Notice(f"paused {phrase}: what has begun ends, the rest waits; `metasync resume` goes on"))
 
         if self._governor is None or self._governor.passes_pauses != self.now:
             self._governor = settings.Governor(self.settings_path, now=self.now, on_pause=say_paused)
+            self.connections.requests = self._governor.requests
         return self._governor
 
     def _note_given_up(self) -> None:

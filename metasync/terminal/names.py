@@ -82,7 +82,7 @@ def _tags(db: LocalDb) -> list[str]:
 def _settings(db: LocalDb) -> list[str]:
     from metasync.runtime.limits import NUMBERS
 
-    each = ["limit.connections", "limit.down", "limit.up"]
+    each = ["limit.connections", "limit.down", "limit.requests", "limit.up"]
     return sorted([*NUMBERS, "keep", *each, *(f"{key}.{name}" for key in each for name in _backends(db))])
 
 

@@ -122,6 +122,9 @@ def test_no_durations(text: str) -> None:
         ("limit", "1M"),
         ("limit.up.A B", "1M"),
         ("limit.connections", "0"),
+        ("limit.requests", "9"),
+        ("limit.requests.usb", "1000001"),
+        ("limit.requests", "fast"),
         ("limit.connections", "33"),
         ("limit.connections.usb", "4.5"),
         ("limit.connections", "٣"),
@@ -344,6 +347,7 @@ def test_limits_for_all_and_for_one(tmp_path: Path, times: Times) -> None:
     assert passed(g, times, "usb", [MIB] * 5) == pytest.approx(20 - BURST_S, abs=0.01)
     assert passed(g, times, "a", [1 << 40], up=False) == 0
     assert (g.connections("a"), g.connections("usb")) == (6, 2)
+    assert g.requests("a") is None
     g.count("a", up=True, size_bytes=5 * MIB)  # urgent: it does not wait, and the others wait for it
     times.now += 1
     assert passed(g, times, "a", [MIB]) == pytest.approx(5 - BURST_S, abs=0.01)
@@ -434,6 +438,13 @@ def test_calls_that_a_limit_holds_do_not_run_out_of_time(tmp_path: Path) -> None
         op = Op("a", "put", "p", b"x" * (MIB // 2), timeout_s=1.5, urgency=Urgency.SOON)
         futures = [runtime.start(one(op)) for _ in range(2)]
         assert [f.result(60).error for f in futures] == [None] * 2
+
+
+def test_requests_a_minute_for_all_and_for_one(tmp_path: Path, times: Times) -> None:
+    kept.write(tmp_path / "s.json", Settings({"limit.requests": "600", "limit.requests.box": "off"}))
+    g = governor(tmp_path, times)
+    assert (g.requests("a"), g.requests("box")) == (600, math.inf)
+    assert governor(tmp_path / "none", times).requests("a") is None
 
 
 def test_connections_are_bounded_by_the_user(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from metasync.backends._shared.by_id import BackendById
 from metasync.backends._shared.race_probe import create_by, keeps_creates
-from metasync.backends.api import Change, DigestKind, Inventory, LogForm
+from metasync.backends.api import Change, DigestKind, Inventory, LogForm, Rate
 from metasync.backends.names import split_path
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ class BoxBackend(BackendById["Files"]):
     digest_kind: ClassVar[DigestKind] = "sha1"
     library: ClassVar[tuple[str, str]] = ("box_sdk_gen", "boxsdk")
     place: ClassVar[str] = "at Box"
+    rates: ClassVar[tuple[Rate, ...]] = (
+        Rate("requests", 1000, {"create": 1, "put": 2, "get": 2, "stat": 1, "digest": 1, "list": 2, "inventory": 3,
+                                "watch": 2, "delete": 3, "sweep": 2, "space": 1, "identity": 1}),
+        Rate("uploads", 240, {"create": 1, "put": 1}),
+    )  # fmt: skip
+    # Of a user, and what calls take once the ids of files are known (providers.md, section 3).
 
     def __init__(self, path: str, files: Files) -> None:
         from metasync.backends.box.feed import Feed

@@ -14,15 +14,22 @@ The login sees what the same app made, and nothing else: all devices of a worksp
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from metasync.backends._shared.by_id import BackendById
-from metasync.backends.api import DigestKind, Inventory, LogForm
+from metasync.backends.api import DigestKind, Inventory, LogForm, Rate
 from metasync.backends.names import split_path
 
 if TYPE_CHECKING:
     from metasync.backends._shared.native_ids import NativeIds
     from metasync.backends.gdrive.files import Files
+
+
+UNITS: Final = 100  # a request counts for so many here: what each costs at Google is not known, and few cost more
+REQUESTS: Final = {
+    "create": 3, "put": 2, "get": 1, "stat": 1, "digest": 1, "list": 1, "inventory": 2, "delete": 3, "space": 1,
+    "identity": 1,
+}  # fmt: skip
 
 
 class GoogleDriveBackend(BackendById["Files"]):
@@ -35,6 +42,9 @@ class GoogleDriveBackend(BackendById["Files"]):
     library: ClassVar[tuple[str, str]] = ("googleapiclient", "google-api-python-client")
     place: ClassVar[str] = "in a Google Drive"
     no_chars: ClassVar[str] = "'"  # queries quote by it
+    rates: ClassVar[tuple[Rate, ...]] = (
+        Rate("units", 325_000, {kind: UNITS * requests for kind, requests in REQUESTS.items()}),
+    )  # of a user (providers.md, section 3)
 
     @classmethod
     def files(cls, path: str, login: Any, stand_in: str, ids: NativeIds) -> Files:

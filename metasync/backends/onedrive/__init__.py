@@ -26,7 +26,7 @@ from metasync.backends._shared.kept_root import KeptRoot
 from metasync.backends._shared.native_ids import NativeIds, ids_of
 from metasync.backends._shared.race_probe import create_by, keeps_creates
 from metasync.backends._shared.urls import byte_range, part_of
-from metasync.backends.api import BackendUrl, Digest, DigestKind, Inventory, Listed, LogForm, Space
+from metasync.backends.api import BackendUrl, Digest, DigestKind, Inventory, Listed, LogForm, Rate, Space
 from metasync.backends.names import check_part, native_identity, split_folder, split_path
 from metasync.backends.onedrive.feed import Feed
 from metasync.backends.onedrive.graph import (
@@ -77,6 +77,13 @@ class OneDriveBackend:
     )
     digest_kind: ClassVar[DigestKind] = "quickxor"
     url_params: ClassVar[frozenset[str]] = frozenset({"account"})
+    rates: ClassVar[tuple[Rate, ...]] = (
+        Rate("requests", 600, {"create": 1, "put": 1, "get": 2, "stat": 1, "digest": 1, "list": 1, "inventory": 2,
+                               "delete": 2, "sweep": 3, "space": 1, "identity": 1}),
+        Rate("units", 1250, {"create": 2, "put": 2, "get": 2, "stat": 1, "digest": 1, "list": 2, "inventory": 3,
+                             "delete": 3, "sweep": 5, "space": 1, "identity": 1}),
+    )  # fmt: skip
+    # At work or school: of a user, and of an app in an organisation. Of personal accounts Microsoft names no number.
 
     def __init__(self, path: str, graph: Graph, ids: NativeIds) -> None:
         """`path`: of the folder, without slashes around it. `ids`: those of this account and folder."""

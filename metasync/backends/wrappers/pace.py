@@ -1,5 +1,8 @@
 """Keeps off an account that asked for fewer requests, for as long as it asked: in all processes of this user.
 
+It does not come to that where a provider publishes what it bears (`Backend.rates`): calls wait for their place in that,
+together for one account in this process (`allowance`). Other processes are not counted: they are heard of by refusals.
+
 The time comes from the server, or from its provider's code (`BackendError.retry_after_s`). It is kept for each account
 in a small file below the user's state directory ($XDG_STATE_HOME/metasync/accounts, or
 ~/.local/state/metasync/accounts), named by a hash. `runtime.concurrency` learns how many calls at once an account
@@ -23,11 +26,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from metasync.backends._shared.http import MOST_S as HOLD_MOST_S
-from metasync.backends.api import Backend, BackendUrl, Change
+from metasync.backends.api import Backend, BackendUrl, Change, Rate
+from metasync.backends.wrappers.allowance import Allowance
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, HeldBackError
 from metasync.local.user_folders import state_folder
@@ -35,6 +39,13 @@ from metasync.runtime.effects import CARRIED
 
 LONGER: Final = 0.05  # of a wait: what would make it longer by less is not written; calls are refused in bursts
 LOOK_S: Final = 1.0  # between looks at the file, while calls are made
+TURN_S: Final = 0.25  # a call that has to wait for its place waits as long at least: several go then
+ANY: Final[Mapping[str, float]] = dict.fromkeys(
+    ("create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep", "digest", "inventory"),
+    1.0,
+)
+"""What calls cost where a backend does not say."""
+
 TELL_S: Final = 2.0  # what is shorter is not worth words
 FILE_BYTES_MAX: Final = 4096
 _FORMAT: Final = 1
@@ -77,6 +88,23 @@ class Account:
         self._until = -math.inf  # on `clock`
         self._looked_at = -math.inf
         self._stamp: tuple[int, int, int] | None = None
+        self._allowances: dict[tuple[tuple[str, float], ...], Allowance] = {}  # of one provider there is one
+
+    def turn_s(self, kind: str, rates: Sequence[Rate], *, waits: bool) -> float:
+        """Takes a place for a call within what the provider publishes. -> 0, or how long until there is one.
+
+        `waits`: else it is taken from those that do.
+        """
+        with self._lock:
+            now = self.clock()
+            key = tuple((rate.what, rate.a_minute) for rate in rates)
+            allowance = self._allowances.get(key)
+            if allowance is None:
+                allowance = self._allowances[key] = Allowance(rates)
+            wait_s = allowance.wait_s(now, kind) if waits else 0.0
+            if wait_s <= 0:
+                allowance.take(now, kind)
+            return wait_s
 
     def held_s(self) -> float:
         """For how many seconds nothing may be asked of it; 0: it may."""
@@ -92,6 +120,8 @@ class Account:
             now = self.clock()
             self._look(now)  # what another process was told meanwhile must not be written over
             after_s = min(max(after_s, 0.0), HOLD_MOST_S)
+            for allowance in self._allowances.values():
+                allowance.empty(now)
             before, self._until = max(self._until, now), max(self._until, now + after_s)
             if self._until - before > LONGER * after_s:
                 self._save(after_s)
@@ -168,7 +198,9 @@ class Paced(Wrapper):
     ) -> None:
         super().__init__(inner)
         self.on_hold = on_hold
+        self.most: Callable[[], float | None] = lambda: None  # the user's: requests a minute, in place of `rates`
         self._account = account
+        self._own: Sequence[Rate] = getattr(inner, "rates", ())
         self._told_until = -math.inf
 
     def around(self, call: Call, do: Callable[[], T]) -> T:
@@ -176,6 +208,7 @@ class Paced(Wrapper):
         if held_s > 0:
             self._tell(self._account.clock() + held_s, held_s)
             raise _held_back(held_s, self._account.wall())
+        self._take_turn(call)
         try:
             return do()
         except BackendError as error:
@@ -184,6 +217,21 @@ class Paced(Wrapper):
                 if (carried := CARRIED.get()) is not None:
                     carried.refused(error.retry_after_s)
             raise
+
+    def _take_turn(self, call: Call) -> None:
+        """`HeldBackError` where the call has to wait. Urgent ones go, and those of callers that make them once."""
+        most = self.most()
+        rates = self._own if most is None else (Rate("requests", most, self._own[0].costs if self._own else ANY),)
+        if not rates or most == math.inf:
+            return
+        carried = CARRIED.get()
+        wait_s = self._account.turn_s(call.kind, rates, waits=carried is not None and not carried.is_urgent)
+        if wait_s > 0:
+            raise HeldBackError(
+                f"it bears {rates[0].a_minute:,.0f} {rates[0].what} a minute, and they were made",
+                next_step="It is asked again by itself. `metasync config set limit.requests` sets another rate.",
+                retry_after_s=max(wait_s, TURN_S),
+            )
 
     def _watch(self, path: str, cursor: str, timeout_s: float) -> Change:
         return self.around(Call("watch", path), lambda: super(Paced, self)._watch(path, cursor, timeout_s))

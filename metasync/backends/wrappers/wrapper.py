@@ -31,7 +31,7 @@ CallKind: TypeAlias = Literal[
     "watch",
 ]
 _ASKED: tuple[CallKind, ...] = ("space", "probe", "sweep", "digest")
-_SAID = ("digest_kind", "look", "form_reason", "caution")
+_SAID = ("digest_kind", "look", "form_reason", "caution", "rates")
 WRITES: frozenset[CallKind] = frozenset({"create", "put", "delete"})
 
 ATTEMPT: ContextVar[int] = ContextVar("attempt", default=1)

@@ -8,6 +8,7 @@ const HERE = [
   ["limit.up", "Upload limit", "Bytes a second, such as 500k or 2M; with hours: 9:00-18:00 500k, 2M"],
   ["limit.down", "Download limit", "The same for what comes in"],
   ["limit.connections", "Calls at once on each backend", "1 to 32"],
+  ["limit.requests", "Requests a minute to each backend", "10 or more; off: any number. Empty: what its provider publishes"],
   ["durability", "Copies that a push waits for", "The others are made in the background. Empty: all"],
   ["upkeep", "Upkeep after a push", "How long it may move, mend and check data, such as 2s; off: never"],
   ["scrub.days", "Read every copy within days", "Where a store tells no digests. 0: never"],

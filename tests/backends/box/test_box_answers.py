@@ -140,6 +140,8 @@ def test_requests_of_each_call(filled: BoxBackend, standin: BoxStandin) -> None:
         "create": 1, "put": 2, "get": 2, "get part": 2, "stat": 1, "digest": 1, "list": 2, "inventory": 3, "watch": 1,
         "delete": 3, "sweep": 2, "space": 1,
     }  # fmt: skip
+    for kind, cost in costs.items():
+        assert cost <= BoxBackend.rates[0].costs[kind.partition(" ")[0]], f"{kind} counts for less than it takes"
 
 
 def test_an_id_of_another_object_is_found_out_before_anything_is_written(

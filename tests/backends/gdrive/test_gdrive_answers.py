@@ -13,7 +13,7 @@ from servers.standin import Request
 
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Digest, Item, Listed, Space
-from metasync.backends.gdrive import GoogleDriveBackend
+from metasync.backends.gdrive import REQUESTS, GoogleDriveBackend
 from metasync.backends.gdrive.client import STALLS_MAX
 from metasync.backends.registry import open_backend, parse_url, server_of
 from metasync.errors import (
@@ -64,6 +64,9 @@ def test_requests_of_each_call(filled: GoogleDriveBackend, standin: GoogleDriveS
         "create": 3, "put": 2, "get": 1, "get part": 1, "stat": 1, "digest": 1, "list": 1, "inventory": 2,
         "delete": 3, "space": 1,
     }  # fmt: skip
+    assert all(cost <= REQUESTS[kind.partition(" ")[0]] for kind, cost in costs.items()), (
+        "counts for less than it takes"
+    )
 
 
 def test_opening_asks_nobody(opened: Opened, backend: GoogleDriveBackend, standin: GoogleDriveStandin) -> None:

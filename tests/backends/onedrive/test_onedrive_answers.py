@@ -522,3 +522,28 @@ def test_urls() -> None:
 def test_it_says_what_it_is(backend: OneDriveBackend) -> None:
     assert repr(backend) == "OneDriveBackend(onedrive:/metasync/one)"
     assert "Microsoft does not say" in backend.form_reason
+
+
+def test_calls_count_for_what_they_take_of_the_rates(standin: OneDriveStandin, backend: OneDriveBackend) -> None:
+    backend.put("d/a", b"1")
+    calls: dict[str, Callable[[], object]] = {
+        "create": lambda: backend.create("d/b", b"1"),
+        "put": lambda: backend.put("d/a", b"1"),
+        "get": lambda: backend.get("d/a", max_bytes=9),
+        "stat": lambda: backend.stat("d/a"),
+        "digest": lambda: backend.digest("d/a"),
+        "list": lambda: backend.list("d"),
+        "inventory": lambda: backend.inventory("d", ""),
+        "delete": lambda: backend.delete("d/b"),
+        "space": lambda: backend.space(),
+        "identity": lambda: backend.identity(),
+    }
+    requests, units = (rate.costs for rate in backend.rates)
+    for kind, call in calls.items():
+        standin.take_log()
+        call()
+        log = [exchange.request for exchange in standin.take_log()]
+        assert len(log) <= requests[kind], kind
+        # Reading costs 1, writing, listing and deleting 2; the bytes of a get come from another server.
+        spent = sum(2 if r.method != "GET" or "/children" in r.path or "/delta" in r.path else 1 for r in log)
+        assert spent <= units[kind], kind

@@ -314,6 +314,7 @@ def test_the_channel_hears_of_a_refusal_that_is_tried_again_below_it(tmp_path: P
 
     class Flight:
         told: ClassVar[list[float]] = []
+        is_urgent = False
 
         def refused(self, after_s: float) -> None:
             self.told.append(after_s)
