@@ -171,7 +171,7 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
 
 
 @click.command()
-@click.option("--read-data", is_flag=True, help="Read every copy and verify its bytes, not only its size.")
+@click.option("--read-data", is_flag=True, help="Read every copy and verify all that is in it, not only its size.")
 @click.option("--repair", is_flag=True, help="Make again what is missing or damaged, as far as anybody has it.")
 @passes_pause
 @common
@@ -183,7 +183,8 @@ def check(options: Options, read_data: bool, repair: bool) -> None:
     a backend, they are counted; --verbose names each.
 
     --repair stores again what is missing or damaged, from other copies. Of what no backend has, it stores what this
-    folder has, and names the rest. Nothing is deleted. With --read-data it also finds copies that were altered.
+    folder has, and names the rest. Nothing is deleted. With --read-data it also finds copies that were altered, and
+    packs in which a device has listed what is not in them.
 
     \b
     Example:
@@ -195,7 +196,7 @@ def check(options: Options, read_data: bool, repair: bool) -> None:
         r = w.check(read_data=read_data, repair=repair)
     gone = r.repaired is not None and (r.repaired.gone or r.repaired.gone_objects)
     codes = [7] if r.lost or r.nowhere or gone else []
-    codes += [4] if r.short or r.problems or r.meta_problems else []
+    codes += [4] if r.short or r.problems or r.meta_problems or r.untrue else []
     console.report("check", backends_text.check(r, read_data=read_data, verbose=options.verbose), r, codes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -14,10 +14,12 @@ from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.errors import MetaSyncError
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
+from metasync.maintenance import untrue_rows
 from metasync.maintenance.holdings import knows_all
 from metasync.maintenance.lost import nowhere as paths_nowhere
 from metasync.maintenance.repair import Finding
 from metasync.maintenance.repair import repair as mended
+from metasync.maintenance.untrue_rows import UntrueRows
 from metasync.members import key_copies
 from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
@@ -26,6 +28,7 @@ from metasync.session.session import Agreed, Session
 from metasync.store import deltas
 from metasync.store.index import PackId, PackRecord
 from metasync.store.moves import Places
+from metasync.store.pack_format import Located
 from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.verify import CopyState, check_pack
 
@@ -68,11 +71,13 @@ class Looked:
     """What the look at packs comes to. `found`: the verdict on each with which something is wrong, and what to mend.
 
     `sound`: the copies that were found right where they belong, by backend; None: nobody asks for them.
+    `untrue`: what does not lie in packs that were read, though it is listed there; None: it is not looked for.
     `silent`: of how many copies a backend told nothing, where nobody knew before that it is away.
     """
 
     read_data: bool
     sound: set[tuple[str, PackId]] | None = None
+    untrue: UntrueRows | None = None
     found: dict[PackId, tuple[Verdict, Finding]] = field(default_factory=dict)
     waited_for: list[late_copies.Trail] = field(default_factory=list)
     by: Counter[str] = field(default_factory=Counter)
@@ -92,11 +97,15 @@ class Looked:
             return c._replace(problem=GIVEN_UP, missing=True) if c.problem is None and is_given_up else c
 
         on_their_way, down = late_copies.load(s.db), frozenset(s.transfer.down)
-        for n, (record, home, elsewhere) in enumerate(looked_at(s, packs, read_data=self.read_data), 1):
+        listed = agreed.index.inside if self.untrue is not None else lambda _: ()
+        seen = looked_at(s, packs, read_data=self.read_data, listed=listed)
+        for n, (record, home, elsewhere) in enumerate(seen, 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
             self.by.update(c.how for c in (*home, *there))
             self.silent.update(c.backend for c in copies if c.unknown and c.backend not in down)
             self.bytes_read += sum(c.bytes_read for c in copies)
+            if self.untrue is not None:
+                self.untrue.add(record.id, (i for c in copies for i in c.untrue))
             trail = on_their_way.get(record.id)
             late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
             home, there = ([counted(c, record.name) for c in some] for some in (home, there))
@@ -117,9 +126,11 @@ class Looked:
 
     def _forget_unnamed(self, s: Session, agreed: Agreed) -> None:
         """Drops packs that the newest index no longer names: these may be gone on purpose."""
-        newer = agreement.newer_index(s, agreed.state) if self.found else None
+        newer = agreement.newer_index(s, agreed.state) if self.found or self.untrue else None
         if newer is not None:
             named = newer[0].packs()
+            if self.untrue:
+                self.untrue.keep(named.__contains__)
             self.found = {i: found for i, found in self.found.items() if i in named}
 
     @property
@@ -132,20 +143,25 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     """Looks at every copy of every pack that the agreed index names, and at the objects beside the logs.
 
     Without `read_data` sizes are compared, and digests where a store tells them; of the copies on each other backend
-    `PIECES` are read in part. With it every copy is read and its SHA-256 compared with its name. `repair` makes whole
-    what is missing or damaged, as far as it can be had, and looks at that again.
+    `PIECES` are read in part. With it every copy is read and its SHA-256 compared with its name, and each object that
+    the index lists in a pack with its id. `repair` makes whole what is missing or damaged, as far as it can be had, and
+    looks at that again.
     """
     s.listener(Phase("check"))
-    packs = agreed.index.packs().values()
-    looked = now = Looked(read_data).at(s, agreed, packs)
-    repaired, names = None, s.names
-    nowhere, broken = paths_nowhere(s, agreed), deltas.dangling(agreed.index)
-    if repair and (looked.found or nowhere or broken):
+    packs, rows = agreed.index.packs().values(), UntrueRows()
+    looked = now = Looked(read_data, untrue=rows if read_data else None).at(s, agreed, packs)
+    if read_data:
+        untrue_rows.add_deltas(s, agreed, rows)
+    repaired, names, untrue = None, s.names, untrue_rows.told(s, agreed, rows)
+    nowhere, broken = _missing(s, agreed, rows)
+    if repair and (looked.found or nowhere or broken or rows):
         findings = [finding for _, finding in looked.found.values()]
-        repaired, agreed = mended(s, agreed, findings, bool(nowhere or broken))
-        nowhere, broken = paths_nowhere(s, agreed), deltas.dangling(agreed.index)
-        repaired = replace(repaired, found=looked.problems)
+        repaired, agreed = mended(s, agreed, findings, bool(nowhere or broken), rows)
         left = agreed.index.packs()
+        rows.keep(left.__contains__)
+        nowhere, broken = _missing(s, agreed, rows)
+        repaired = replace(repaired, found=looked.problems, untrue=untrue)
+        untrue = tuple(one for one in untrue if any(pack[1] == one.pack for pack in rows.packs()))
         now = Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
     wanted = s.transfer.placement.copies
     short = sum(verdict.good < wanted for verdict, _ in now.found.values())
@@ -176,7 +192,15 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         trailing=late_copies.summary(looked.waited_for, names),
         nowhere=nowhere,
         repaired=repaired,
+        untrue=untrue,
     )
+
+
+def _missing(s: Session, agreed: Agreed, rows: UntrueRows) -> tuple[Sequence[bytes], Mapping[PackId, PackRecord]]:
+    """What the index does not give, without untrue rows: paths of the newest version, and packs with deltas that cannot
+    be opened."""
+    there = untrue_rows.true_index(agreed, rows)
+    return paths_nowhere(s, there), deltas.dangling(there.index)
 
 
 def _note_look(s: Session) -> None:
@@ -187,15 +211,23 @@ def _note_look(s: Session) -> None:
 
 
 def looked_at(
-    s: Session, packs: Collection[PackRecord], *, read_data: bool
+    s: Session,
+    packs: Collection[PackRecord],
+    *,
+    read_data: bool,
+    listed: Callable[[PackRecord], Sequence[Located]] = lambda _: (),
 ) -> Iterator[tuple[PackRecord, list[CopyState], list[CopyState]]]:
-    """Looks at the copies of packs, several at a time: where each belongs, and elsewhere. In no order."""
+    """Looks at the copies of packs, several at a time: where each belongs, and elsewhere. In no order.
+
+    `listed`: what is looked for in a pack that is read.
+    """
     pieces = {} if read_data else _pieces(s, packs)
     running: dict[Future[Any], PackRecord] = {}
     todo = iter(packs)
     while True:
         for record in todo:
-            task = check_pack(s.transfer, record, read_data=read_data, pieces=pieces.get(record.name))
+            of, rows = pieces.get(record.name), listed(record)
+            task = check_pack(s.transfer, record, read_data=read_data, pieces=of, listed=rows)
             running[s.runtime.start(task)] = record
             if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_ASKED_AT_ONCE):
                 break

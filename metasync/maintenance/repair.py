@@ -22,6 +22,7 @@ from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance.lost import Found, Unread, gone_files, held, lacking
+from metasync.maintenance.untrue_rows import NO_ROWS, UntrueRows, true_index
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import Entry, ObjectKind
 from metasync.objects.walk_large import Losses, gather
@@ -56,11 +57,13 @@ class Finding(NamedTuple):
     by_bytes: bool = False
 
 
-def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) -> tuple[Repaired, Agreed]:
+def repair(
+    s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool, untrue: UntrueRows = NO_ROWS
+) -> tuple[Repaired, Agreed]:
     """Makes whole what was found, as far as that can be had. -> also what is agreed then.
 
     `nowhere`: what the index does not give, and this folder may have: files of the newest version that are in no pack,
-    or what deltas are made of.
+    or what deltas are made of. `untrue`: what does not lie in packs that are intact. These leave the index, too.
     """
     s.listener(Phase("repair"))
     space.begin_asking(s, agreed.index)()
@@ -69,10 +72,10 @@ def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) 
     lost, away = [f.record for f in none], sum(not f.is_sure for f in none)
     out = Repaired(copies=copies, copied_bytes=copied, waits=away)
     lost = lost if not away else []
-    if not lost and not nowhere:
+    if not lost and not nowhere and not untrue:
         return out, agreed
     for _ in range(LOST_ROUNDS_MAX):
-        given = give_back(s, agreed, lost, are_all_heard=not away)
+        given = give_back(s, agreed, lost, are_all_heard=not away, untrue=untrue)
         if given.root is None:
             return out, agreed
         state, mine = name_in_index(s, agreed.state, given.root)
@@ -80,7 +83,7 @@ def repair(s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool) 
         if mine:
             files = gone_files(s, agreed, given.gone) if given.gone else ()
             out = replace(out, stored_bytes=given.bytes_stored, version=state.v, gone=files)
-            return replace(out, gone_objects=0 if files else len(given.gone)), agreed
+            return replace(out, gone_objects=0 if files else len(given.gone) - given.untrue), agreed
         lost = [p for p in lost if p.id in agreed.index.packs()]  # as far as nobody else did it meanwhile
     raise WorkspaceError(
         f"others were faster {LOST_ROUNDS_MAX} times; what is lost is not stored anew yet", next_step="Run again."
@@ -121,20 +124,30 @@ def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
 class Given(NamedTuple):
     """What was stored anew. `root`: of the index that names it, None where there is nothing to be named.
 
-    missing  paths of the newest version that cannot be had; `gone`: objects of the lost packs that cannot
+    missing  paths of the newest version that cannot be had; `gone`: objects of the lost packs that cannot, and so many
+             of packs that are there and were `untrue` to them
     """
 
     root: Ref | None
     bytes_stored: int
     missing: Sequence[bytes]
     gone: IdSet
+    untrue: int = 0
 
 
-def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = (), *, are_all_heard: bool = False) -> Given:
+def give_back(
+    s: Session,
+    agreed: Agreed,
+    lost: Sequence[PackRecord] = (),
+    *,
+    are_all_heard: bool = False,
+    untrue: UntrueRows = NO_ROWS,
+) -> Given:
     """Stores anew what the newest version needs and no pack gives, and what the packs `lost` held, as far as this
     folder or its cache has it. The index that is stored names the lost packs no more.
 
     `are_all_heard`: what no backend has told is nowhere. Then packs with deltas that cannot be opened leave it, too.
+    `untrue`: the packs with these rows leave it, too, as far as all else that lies in them is stored anew.
     """
     upload = Upload(
         s.transfer,
@@ -145,24 +158,35 @@ def give_back(s: Session, agreed: Agreed, lost: Sequence[PackRecord] = (), *, ar
         entropy=s.entropy,
         begin=lambda: lambda: None,
     )
-    before, agreed = agreed, _without(agreed, lost)
-    for record in lost:
-        _store_objects(s, s.contents(before), agreed.index, record, upload)
+    before, there = agreed, true_index(agreed, untrue)
+
+    def left(packs: Sequence[PackRecord]) -> Agreed:
+        return true_index(_without(before, packs), untrue)
+
+    doubted = [p for i in untrue.packs() if (p := before.index.packs().get(i)) is not None and p not in lost]
+    agreed = left([*lost, *doubted])
+    for record in [*lost, *doubted]:
+        _store_objects(s, s.contents(there), agreed.index, record, upload)
+    lost = [*lost, *(p for p in doubted if _is_free(there.index, agreed.index, p, upload))]
+    agreed = left(lost)
     missing = _store_tree(s, agreed, upload)
     if are_all_heard and (broken := [*deltas.dangling(agreed.index, upload.__contains__).values()]):
-        rest = _without(agreed, broken).index
+        rest = left([*lost, *broken]).index
         for record in broken:
-            _store_objects(s, s.contents(before), rest, record, upload)
+            _store_objects(s, s.contents(there), rest, record, upload)
         lost = [*lost, *(p for p in broken if _is_free(agreed.index, rest, p, upload))]
-        agreed = _without(before, lost)
+        agreed = left(lost)
     upload.finish()
     fresh = chain(agreed.segments[len(before.segments) :], upload.index_segments())
     stored = s.indexes.store(before.state, before.root, before.segments, fresh)
     known = _known(agreed.index, upload)
-    gone = IdSet()
-    for object_id in (o.id for p in lost for o in before.index.inside(p) if not known(o.id)):
-        gone.add(object_id)
-    return Given(stored, upload.bytes_stored, missing, gone)
+    gone, was_there = IdSet(), IdSet()
+    for pack in lost:
+        for object_id in (o.id for o in before.index.inside(pack) if not known(o.id)):
+            gone.add(object_id)
+            if not untrue.has(pack.id, object_id):
+                was_there.add(object_id)
+    return Given(stored, upload.bytes_stored, missing, gone, len(gone) - len(was_there))
 
 
 def _without(agreed: Agreed, packs: Sequence[PackRecord]) -> Agreed:

@@ -337,10 +337,31 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Untrue:
+    """A pack that holds not all that the index lists in it, though its bytes are those of its name.
+
+    objects  how many objects are something else there, or nothing; `ids`: those of the first ones
+    paths    the first files and directories of the newest version that need one of them, which others may still give
+    version  as which it was agreed that they lie there; None: nobody can tell any more. `device`: who proposed that
+    """
+
+    pack: bytes
+    objects: int
+    ids: tuple[bytes, ...] = ()
+    paths: tuple[bytes, ...] = ()
+    version: int | None = None
+    device: str = ""
+
+    @property
+    def paths_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.paths))
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired:
     """What `check` made whole.
 
-    found   what was wrong with packs before
+    found   what was wrong with packs before; `untrue`: packs that did not hold what was listed in them
     copies  copies of packs that were made again; `copied_bytes` in them
     stored_bytes  stored anew, from this folder and what it keeps of its own
     version  the version that names what was stored anew, and no longer what is lost; None: there was no need
@@ -357,6 +378,7 @@ class Repaired:
     gone: tuple[Gone, ...] = ()
     gone_objects: int = 0
     waits: int = 0
+    untrue: tuple[Untrue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +470,7 @@ class CheckReport:
     it, is that of the pack; `pieces_read`: copies of which one segment was read. `nowhere`: files of the newest version
     whose contents were lost, and no pack is to have any more; and such directories, with a slash at the end.
     `repaired`: what a repair made whole, where one was asked for and there was something to mend; all else is as it is
-    after that.
+    after that. `untrue`: packs that do not hold all that the index lists in them, where every copy was read.
     """
 
     version: int
@@ -465,6 +487,7 @@ class CheckReport:
     pieces_read: int = 0
     nowhere: Sequence[bytes] = ()
     repaired: Repaired | None = None
+    untrue: tuple[Untrue, ...] = ()
 
     @property
     def nowhere_str(self) -> tuple[str, ...]:

@@ -459,3 +459,17 @@ class Index:
 
     def __len__(self) -> int:
         return sum(map(len, self.segments))
+
+
+class TrueIndex(Index):
+    """An index without rows that are known to be untrue. `is_untrue`: of a pack and an object that is listed in it."""
+
+    def __init__(self, index: Index, is_untrue: Callable[[PackId, bytes], bool]) -> None:
+        super().__init__(index.segments)
+        self._is_untrue = is_untrue
+
+    def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
+        return [(p, o) for p, o in super().find(object_id) if not self._is_untrue(p.id, object_id)]
+
+    def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
+        return [o for o in super().inside(record, blobs=blobs) if not self._is_untrue(record.id, o.id)]

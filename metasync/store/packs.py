@@ -417,13 +417,19 @@ def read_objects(
 ) -> Iterator[tuple[Located, memoryview]]:
     """The objects asked for of one raw segment, each checked against its id (check twice: architecture.md, D10).
 
-    A delta is checked by whoever opens it: here its own bytes are given.
+    A delta is checked by whoever opens it: here its own bytes are given. Ends with `DamagedError` if some are not what
+    their ids say: a device may list anything, and what others have listed beside it is there all the same.
     """
-    view = memoryview(raw)
+    view, wrong = memoryview(raw), list[bytes]()
     for item in located:
         if item.encoding > DELTA:
             raise UpgradeError("an object is stored in a newer way", next_step="Upgrade metasync, then try again.")
         data = view[item.offset : item.offset + item.length]
         if item.encoding != DELTA and check(item.kind, data) != item.id:
-            raise DamagedError(f"object {item.id.hex()[:16]} is not what its id says, though its pack is intact")
+            wrong.append(item.id)
+            continue
         yield item, data
+    if wrong:
+        error = DamagedError(f"object {wrong[0].hex()[:16]} is not what its id says, though its pack is intact")
+        error.objects = tuple(wrong)
+        raise error

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ScrubLook,
         ScrubReport,
         Share,
+        Untrue,
     )
     from metasync.reports.sync import Trailing
     from metasync.terminal.style import Role
@@ -181,6 +182,7 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
     """What was looked at, what is wrong, and what it comes to. `verbose`: every pack by name."""
     done = r.repaired
     lines = _packs(r.problems if done is None else done.found, verbose=verbose)
+    lines += [_untrue(one) for one in (r.untrue if done is None else done.untrue)]
     lines += [f"  {p.backend}: {p.problem}" for p in r.meta_problems]
     how = f"read {size(r.bytes_read)}"
     if not read_data:
@@ -202,11 +204,19 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
         lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")
     elif r.nowhere or (done is not None and (done.gone or done.gone_objects)):
         lines.append("All else is there." + (" Some packs have too few copies." if r.short else ""))
-    elif r.problems or r.meta_problems or r.short:
+    elif r.problems or r.meta_problems or r.short or r.untrue:
         lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
     else:
         lines.append("All is there, as often as promised.")
     return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes)]
+
+
+def _untrue(u: Untrue) -> str:
+    """A pack that does not hold what is listed in it, by whom, and for which paths."""
+    by = f", as of version {u.version}, which {u.device} wrote" if u.version is not None else ""
+    some = ", ".join(map(text, u.paths)) or "nothing in the newest version"
+    of = count(u.objects, "object")
+    return f"  pack {u.pack.hex()[:16]} does not hold {of} that the index lists in it{by}: needed for {some}"
 
 
 def scrub(r: ScrubReport, *, verbose: bool = False) -> list[str]:

@@ -271,6 +271,10 @@ class Contents:
             out._bad.update((*other, object_id) for other in others)
         return out
 
+    def is_refuted(self, pack: tuple[int, bytes], object_id: bytes) -> bool:
+        """Whether a delta of a pack was opened here, and is not what its id says."""
+        return (*pack, object_id) in self._bad and object_id not in self._newer
+
     def plan(
         self, ids: Iterable[bytes], lost: Container[tuple[int, bytes]] = ()
     ) -> dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]:

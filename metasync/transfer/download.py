@@ -241,12 +241,20 @@ class Download:
         def run() -> None:
             if whole and hashlib.sha256(data).digest() != record.name:
                 raise FormatError("is not the pack its name promises")
-            view = memoryview(data)
+            view, wrong = memoryview(data), list[DamagedError]()
             for number in numbers:
                 segment = record.segments[number]
                 stored = view[pack.at[number] - start : pack.at[number] - start + segment.stored_bytes]
                 raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
-                deliver(list(read_objects(raw, pack.by_segment[number], t.check)))
+                right: list[tuple[Located, memoryview]] = []
+                try:
+                    right.extend(read_objects(raw, pack.by_segment[number], t.check))
+                except DamagedError as e:
+                    wrong.append(e)
+                deliver(right)
+            if wrong:
+                wrong[0].objects = tuple(i for e in wrong for i in e.objects)
+                raise wrong[0]
 
         return run
 
@@ -259,7 +267,7 @@ class Download:
             pack = self._pack(take)
             self._schedule.forget([take.piece])
             self._schedule.opened(take)
-            self._lost.append(Lost(pack.record, pack.objects(take.piece), error))
+            self._lost.append(Lost(pack.record, [o for o in pack.objects(take.piece) if o.id in error.objects], error))
         else:
             raise error
 

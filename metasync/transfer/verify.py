@@ -3,22 +3,27 @@
 A store's word costs one small request and shows accidents; only reading shows a lie. An unexpected digest is no
 verdict, because a service may encrypt or assemble what it stores: the copy is read then. Where a store tells no digest,
 `check` has some pieces read.
+
+A pack that is read whole also shows whether what the index lists in it is there. That is up to the device that listed
+it, and the same in all copies, so one of them is looked through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from metasync.errors import BackendError, NotFoundError, UnreachableError
+from metasync.errors import BackendError, FormatError, NotFoundError, UnreachableError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.runtime.tasks import Runtime
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
+from metasync.store.pack_format import WHOLE, Located
+from metasync.store.packs import read_segment
 from metasync.transfer.copies import Place, Transfer, pack_path, read_op
 
 How: TypeAlias = Literal["size", "digest", "piece", "read"]
@@ -28,6 +33,7 @@ class CopyState(NamedTuple):
     """One copy as `check` found it: no problem means right, as far as was looked (`how`, `bytes_read`).
 
     `unknown`: the backend did not say; it may have the copy. `storage_id`: where on the backend it is, if it is right.
+    `untrue`: ids of objects that do not lie in the pack where they are listed, if that was looked for in this copy.
     """
 
     backend: str
@@ -37,37 +43,56 @@ class CopyState(NamedTuple):
     bytes_read: int = 0
     unknown: bool = False
     storage_id: bytes = b""
+    untrue: tuple[bytes, ...] = ()
 
 
 def check_pack(
-    t: Transfer, record: PackRecord, *, read_data: bool, pieces: Mapping[str, int] | None = None
+    t: Transfer,
+    record: PackRecord,
+    *,
+    read_data: bool,
+    pieces: Mapping[str, int] | None = None,
+    listed: Sequence[Located] = (),
 ) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
     """Looks at a pack's copies: (those on the R places it belongs to, those elsewhere, which may be in their stead).
 
     Of the latter, those that are missing or damaged are left out.
 
-    `pieces`: by backend, the number of the segment to read there if that store tells no digest.
+    `pieces`: by backend, the number of the segment to read there if that store tells no digest. `listed`: what an index
+    lists in the pack; it is looked for in one right copy that is read.
     """
     order = t.read_order(record.name)
-    copies, pieces = t.placement.copies, pieces or {}
-    first = yield Gather({p.name: check_copy(t, p, record, read_data, pieces.get(p.name)) for p in order[:copies]})
+    copies, pieces, rows = t.placement.copies, pieces or {}, [*listed]
+    first = yield Gather(
+        {p.name: check_copy(t, p, record, read_data, pieces.get(p.name), rows) for p in order[:copies]}
+    )
     states = [first[p.name] for p in order[:copies]]
     if all(s.problem is None for s in states):
         return states, []
-    rest = yield Gather({p.name: check_copy(t, p, record, read_data, None) for p in order[copies:]})
+    rest = yield Gather({p.name: check_copy(t, p, record, read_data, None, rows) for p in order[copies:]})
     return states, [x for p in order[copies:] if (x := rest[p.name]).problem is None or x.unknown]
 
 
 def check_copy(
-    t: Transfer, place: Place, record: PackRecord, read_data: bool, piece: int | None
+    t: Transfer,
+    place: Place,
+    record: PackRecord,
+    read_data: bool,
+    piece: int | None,
+    listed: list[Located] | None = None,
 ) -> Generator[Any, Any, CopyState]:
-    """Looks at the copy of a pack on one backend."""
+    """Looks at the copy of a pack on one backend. The first one that is right takes what is `listed` out, and looks for
+    it."""
     if t.away(place):
         return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}", unknown=True)
     problem: CopyState | None = None
     for storage_id in reversed(place.storage_ids):
         path = pack_path(storage_id, record.generation, record.name)
-        state: CopyState | None = yield from (_read if read_data else _asked)(t, place, path, record, piece)
+        state: CopyState | None
+        if read_data:
+            state = yield from _read(t, place, path, record, listed if listed is not None else [])
+        else:
+            state = yield from _asked(t, place, path, record, piece)
         if state is not None:
             problem = state
             if state.problem is None:
@@ -91,14 +116,14 @@ def _asked(
     if told is not None and expected is not None:
         if told == expected:
             return CopyState(place.name, None, how="digest")
-        return (yield from _read(t, place, path, record, piece))
+        return (yield from _read(t, place, path, record, []))
     if piece is not None:
         return (yield from _read_piece(t, place, path, record, piece))
     return CopyState(place.name, None)
 
 
 def _read(
-    t: Transfer, place: Place, path: str, record: PackRecord, _piece: int | None
+    t: Transfer, place: Place, path: str, record: PackRecord, listed: list[Located]
 ) -> Generator[Any, Any, CopyState | None]:
     """By all that it holds."""
     reply: Reply = yield read_op(place, path, record.size, Urgency.LATER)
@@ -109,7 +134,34 @@ def _read(
         problem: str | None = f"has {len(data)} bytes instead of {record.size}"
     else:
         problem = None if (yield Work(partial(sha256, data))) == record.name else "altered"
-    return CopyState(place.name, problem, how="read", bytes_read=len(data))
+    untrue: tuple[bytes, ...] = ()
+    if problem is None and listed:
+        rows, listed[:] = [*listed], []
+        untrue = yield Work(partial(not_there, t, record, data, rows))
+    return CopyState(place.name, problem, how="read", bytes_read=len(data), untrue=untrue)
+
+
+def not_there(t: Transfer, record: PackRecord, data: bytes, listed: Iterable[Located]) -> tuple[bytes, ...]:
+    """The ids of objects that do not lie in a pack where they are listed. `data`: all its bytes, which are right.
+
+    Of deltas only those that cannot be read: the others are told by what they come to. Segments are opened one by one.
+    """
+    by_segment: dict[int, list[Located]] = {}
+    for one in listed:
+        by_segment.setdefault(one.segment, []).append(one)
+    at, view, out = pack_format.offsets(record.segments), memoryview(data), list[bytes]()
+    for number, some in sorted(by_segment.items()):
+        stored, segment = view[at[number] : at[number + 1]], record.segments[number]
+        try:
+            raw = memoryview(read_segment(record.header, stored, number, segment, t.form, verified=False))
+        except UpgradeError:
+            continue
+        except FormatError:
+            out += [one.id for one in some]
+            continue
+        whole = (one for one in some if one.encoding == WHOLE)
+        out += [o.id for o in whole if t.check(o.kind, raw[o.offset : o.offset + o.length]) != o.id]
+    return tuple(out)
 
 
 def _read_piece(

@@ -68,7 +68,7 @@ class Steps:
         self.mended += [int(f.record.name) for f in found]
         return len(found), 100 * len(found), set()
 
-    def _give_back(self, _: Any, __: Any, lost: Sequence[Any], *, are_all_heard: bool) -> repair.Given:
+    def _give_back(self, _: Any, __: Any, lost: Sequence[Any], *, are_all_heard: bool, untrue: Any) -> repair.Given:
         self.lost.append([int(p.name) for p in lost])
         self.heard.append(are_all_heard)
         return self.given
