@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metasync.consensus import NOTHING, Ref, riding
+from metasync.consensus import NOTHING, Change, Ref, riding
 from metasync.consensus.records.entry import RANDOM_BYTES
 from metasync.errors import DamagedError, NoQuorumError
 from metasync.runtime.effects import Gather, Task
@@ -197,3 +197,31 @@ def test_where_the_way_back_is_gone_the_root_is_an_object(monkeypatch: pytest.Mo
     with pytest.raises(NoQuorumError, match="no object"):
         gone.settle()
     assert gone.read == []
+
+
+def test_a_way_that_names_nothing_ends_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that lies may put zeros on the way."""
+    chain = Chain(monkeypatch, "+z")
+    way = {name_of("z"), NOTHING.hash}
+    assert chain.run(riding.find(chain.m, chain.enter, chain.states[-1], name_of("y"), way)) is None
+
+
+@pytest.mark.parametrize("is_task", [False, True])
+def test_a_change_that_keeps_the_index_has_it_settled_before_it_is_proposed(is_task: bool) -> None:
+    settled: list[bool] = []
+
+    def settle() -> Task:
+        settled.append(True)
+        return
+        yield
+
+    def later(change: Change) -> Task:
+        return change
+        yield
+
+    for change, times in ((Change(b"o" * 16, index=Ref(1, name_of("x"))), 0), (Change(b"o" * 16), 1)):
+        task = riding.made(lambda change=change: later(change) if is_task else change, settle)
+        with pytest.raises(StopIteration) as end:
+            next(task)
+        assert end.value.value == change
+        assert len(settled) == times

@@ -13,6 +13,7 @@ a device can make: entries and blocks, heads; to delete is a provider's business
     alone      a config in which one backend votes alone: in scenarios only
     head       a head of a version far away, or of one that nobody agreed
     claim      a PREPARE that claims entries of other backends which never stood there
+    forged     the same of entries in the name of other devices, at all backends: in scenarios only
     apart      entries of a version on a state that was not decided before it
     hint       hints of such a state, on a minority of the backends
     floor      floors of such a state, the same
@@ -34,6 +35,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -236,6 +238,18 @@ class Insider:
             )
             claim = Claim(forger.ws.acceptor_of(of), base.v + 1, far, proof)
             self._tell(forger, base, [name], Kind.PREPARE, forger.round(self._number()), claim=claim)
+
+    def _forged(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        """It signs them itself: that is all that speaks against them."""
+        members = [c.device_id for c in self._witness.devices_of(base).certificates if c.device_id != self.device_id]
+        assert isinstance(forger.ws, Grip)
+        other = copy(forger.ws)
+        other.identities = [replace(self._device, device_id=self._rng.choice(members))]
+        as_other, names = Forger(forger.world, other, 0), sorted(forger.world.stores)
+        for of in names:
+            proof = as_other.sealed(base, of, 0, bytes(32), Kind.PREPARE, forger.round(1))
+            claim = Claim(forger.ws.acceptor_of(of), base.v + 1, 0, proof)
+            self._tell(forger, base, names, Kind.PREPARE, forger.round(1), claim=claim)
 
     def _propose(self, forger: Forger, base: State, value: State, *, config: bytes = b"", devices: bytes = b"") -> None:
         everywhere = sorted(forger.world.stores)
@@ -461,6 +475,7 @@ _STRIKES: Mapping[str, _Blow] = {
     "alone": Insider._alone,
     "head": Insider._head,
     "claim": Insider._claim,
+    "forged": Insider._forged,
     "apart": Insider._apart,
     "hint": Insider._hint,
     "floor": Insider._floor,

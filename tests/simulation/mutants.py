@@ -59,8 +59,6 @@ MUTANTS: Final[dict[str, Mutant]] = {}
 _READ_BY_SOME: Final = "a skipped version that some device could read: the insider's are read by nobody"
 
 MISSING: Final[Mapping[str, str]] = {
-    "gc-no-rebase-reuse": "caught in one of some thirty plans: what only dropped versions had is hardly ever reused",
-    "trim-any-place": "not caught in twenty plans: no push lasts over a change and the trim behind it",
     "trim-new-ids": "a device lists only the storage ids that the config it sees names",
     **dict.fromkeys(
         ("skip-own-base", "skip-no-return", "skip-not-repeated", "skip-forgets", "skip-oldest", "skip-omitted"),
@@ -74,7 +72,6 @@ MISSING: Final[Mapping[str, str]] = {
     "era-two-records": "two restarts that reach no backend in common",
     "era-own-record": "the same, and caught in none of 120 plans",
     "invite-newcomer": "taken in by its certificate: caught in one of some hundred plans with invitations",
-    "liar-forges": "a backend has no keys to seal with; a device that signs as another is what garbage is",
     "void-newest": "who works on a version has its base for the newest state: both device sets are one",
     "newest-config": "the same of both configs",
 }  # fmt: skip

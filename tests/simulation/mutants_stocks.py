@@ -19,9 +19,9 @@ from metasync.store import collection, deltas, moves
 from metasync.store.index import IndexSegment, rows_of
 from metasync.store.moves import Places
 from metasync.store.pack_format import DELTA
-from metasync.sync import texts
+from metasync.sync import packing, texts
 from metasync.sync.packing import Packing
-from metasync.transfer.upload import Notes
+from metasync.transfer.upload import Notes, known_in
 from simulation.mutants import mutant, needs, rewritten
 from simulation.scenarios import (
     base_dropped,
@@ -30,6 +30,8 @@ from simulation.scenarios import (
     collected_deltas,
     collected_often,
     delta_returns,
+    removed_while_one_slept,
+    reused_dropped,
 )
 
 # Indexes.
@@ -90,6 +92,18 @@ def _no_rebase_epoch() -> Iterator[None]:
 )
 def _no_rebase_delta() -> Iterator[None]:
     with rewritten(deltas, "have_bases", ("all((depth", "True or all((depth")):
+        yield
+
+
+@mutant("gc-no-rebase-reuse", "what is reused is not looked up again in the new base's index", reused_dropped)
+def _no_rebase_reuse() -> Iterator[None]:
+    real, met = known_in, list[tuple[Any, Any]]()
+
+    def known(index: Any, upload: Any) -> Any:
+        met.append((upload, real(index, upload)))
+        return lambda object_id: any(knows(object_id) for of, knows in met if of is upload)
+
+    with mock.patch.object(packing, "known_in", known):
         yield
 
 
@@ -225,6 +239,12 @@ def _blind() -> Iterator[None]:
 @mutant("trim-late", "a move ends though packs were pushed since the others were verified", changed_often)
 def _late() -> Iterator[None]:
     with rewritten(rebalance, "_trim", ("mover.unverified(base.index.packs().values())", "False")):
+        yield
+
+
+@mutant("trim-any-place", "a pusher commits with a copy that does not count", removed_while_one_slept)
+def _any_place() -> Iterator[None]:
+    with rewritten(Packing, "upload_for", ("or moved\n", "or False\n")):
         yield
 
 

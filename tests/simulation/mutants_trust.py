@@ -11,6 +11,7 @@ from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.instance import Instance
 from metasync.consensus.records import log_replay
 from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import SignedEntry
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
 from metasync.keys.device_set import Certificate, DeviceSet
@@ -22,7 +23,13 @@ from metasync.session.write_index import AgreedIndexes
 from metasync.sync import skip
 from simulation.mutants import mutant, needs, rewritten
 from simulation.plan import Plan
-from simulation.scenarios import dropped_ahead, moved_from_nowhere, told_of_a_late_lie, voted_alone
+from simulation.scenarios import (
+    claimed_in_others_names,
+    dropped_ahead,
+    moved_from_nowhere,
+    told_of_a_late_lie,
+    voted_alone,
+)
 
 
 def strikes(*kinds: str) -> Callable[[Plan], Plan | None]:
@@ -73,6 +80,12 @@ def _claim_word() -> Iterator[None]:
         "return self.everybody[claim.acceptor_id].note_claim(seen, base.epoch, entry.device_id)",
     )
     with rewritten(AcceptorView, "note_claims", opens, counts):
+        yield
+
+
+@mutant("liar-forges", "evidence is taken without its signature", claimed_in_others_names)
+def _liar_forges() -> Iterator[None]:
+    with mock.patch.object(SignedEntry, "verifies", return_value=True):
         yield
 
 

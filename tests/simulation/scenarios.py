@@ -164,6 +164,11 @@ def moved_from_nowhere(plan: Plan) -> Plan:
     return _struck(plan, "moved")
 
 
+def claimed_in_others_names(plan: Plan) -> Plan:
+    """An insider claims of all backends that they showed what they never did, in the name of another device."""
+    return _struck(plan, "forged")
+
+
 def shared_a_round(plan: Plan) -> Plan:
     """c0 has version 5 decided on b0 and b1, and dies; b2 got another value in that very round, from an insider.
 
@@ -255,6 +260,23 @@ def base_returns(plan: Plan) -> Plan:
     return _dropped(plan, again)
 
 
+def reused_dropped(plan: Plan) -> Plan:
+    """c0 gives a text another name, and sleeps before its version is agreed; the text is dropped then.
+
+    Its packs are of generation 1 and count, as in `base_dropped`; what they reuse lay in generation 0.
+    """
+    c0 = (_write(0, 4), _step("push", 5), _step("pull", 76), _write(0, 80, _OTHER), _step("push", 81))
+    c1 = (
+        *(_write(400, 19, 0), _step("push", 20), _step("pull", 100), _write(200, 101), _step("push", 103)),
+        *(_write(300, 109, 0), _step("push", 110), _step("sync", 410)),
+    )
+    c2 = (_step("gc", 70), _collect(125), _step("sync", 420))
+    faults = tuple(Fault(18, "refuse", n, for_s=45, client="c1", calls="create px") for n in range(3))
+    clients = {"c0": (*c0, _step("push", 300), _step("sync", 400)), "c1": c1, "c2": c2}
+    asleep = Pounce(5, "promise", "suspend", 150.0)
+    return replace(_scenario(plan, clients, faults, asleep), features=("scenario", "deltas"))
+
+
 def _dropped(plan: Plan, again: tuple[Step, ...], *pounces: Pounce) -> Plan:
     c0 = (_write(0, 4), _step("push", 5), _step("pull", 76), _write(1, 80), _step("push", 81))
     c1 = (
@@ -281,6 +303,17 @@ def delta_returns(plan: Plan) -> Plan:
     )
     late = (_step("sync", 200), _step("push", 210, 2))
     return replace(_scenario(plan, {"c0": c0, "c1": late, "c2": late}, ()), features=("scenario", "deltas"))
+
+
+def removed_while_one_slept(plan: Plan) -> Plan:
+    """c0 stores packs, of one copy each, and sleeps before its version is agreed. A backend leaves, and is emptied."""
+    c0 = (_step("push", 5, 3), _step("push", 61, 3), _step("push", 300, 3), _step("sync", 400))
+    c1 = (_step("push", 90, 3), _step("remove", 110, target=2), _step("rebalance", 140), _step("sync", 410))
+    c2 = (_step("sync", 420),)
+    scenario = _scenario(
+        plan, {"c0": c0, "c1": c1, "c2": c2}, (Fault(330, "empty", 2),), Pounce(5, "promise", "suspend", 150.0)
+    )
+    return replace(scenario, copies=1)
 
 
 def changed_often(plan: Plan) -> Plan:

@@ -127,7 +127,7 @@ SHOWN = (
     "gc-delete-unfenced", "gc-no-rebase-epoch", "gc-reuse-stored", "gc-drop-late-roots", "gc-no-repack-fence",
     "gc-fence-sinks", "trim-same-id", "trim-old-counts", "trim-last-only", "move-blind", "move-notes",
     "trim-late", "gc-no-bases", "gc-no-rebase-delta", "gc-no-depth", "gc-reuse-headless",
-    "list-ahead", "moving-word",
+    "list-ahead", "moving-word", "liar-forges", "gc-no-rebase-reuse", "trim-any-place",
 )  # fmt: skip
 """Mutants that a scenario of their own shows."""
 LATER = {
