@@ -290,7 +290,7 @@ def reached(
     def opening() -> Backend:
         backend = opened(name, url, create=False)
         if link is not None:
-            check_identity(name, backend, link)
+            check_identity(name, Retrying(backend, clock=boottime), link)  # some log in for it
         if url.scheme not in UNMETERED:
             from metasync.backends.wrappers.pace import account_of
 

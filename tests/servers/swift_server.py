@@ -39,6 +39,12 @@ _PIPELINES = {
     "object-server": "object-server",
     "proxy-server": "catch_errors gatekeeper cache tempauth container-quotas account-quotas slo dlo proxy-server",
 }
+# On a busy machine memcached answers late. By default a proxy's worker has two connections to it and waits a third of a
+# second; then it answers logins with 503, and after ten such all logins of a minute.
+_PATIENT = (
+    "memcache_max_connections = 64\nconnect_timeout = 30\npool_timeout = 30\nio_timeout = 30\n"
+    "error_suppression_interval = 0\n"
+)
 # Devices are (ring, port, name); written by Swift's own builder, in its own Python.
 _BUILD_RINGS = """
 import json, sys
@@ -218,7 +224,7 @@ class SwiftServer:
             egg = {"cache": "memcache", "container-quotas": "container_quotas", "account-quotas": "account_quotas"}
             text += f"[filter:{filter_name}]\nuse = egg:swift#{egg.get(filter_name, filter_name)}\n"
             if filter_name == "cache":
-                text += f"memcache_servers = 127.0.0.1:{self._ports['memcached']}\n"
+                text += f"memcache_servers = 127.0.0.1:{self._ports['memcached']}\n{_PATIENT}"
             if filter_name == "tempauth":
                 account, _, user = self.keys["ST_USER"].partition(":")
                 text += f"user_{account}_{user} = {self.keys['ST_KEY']} .admin\n"
