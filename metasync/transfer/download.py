@@ -267,7 +267,9 @@ class Download:
             pack = self._pack(take)
             self._schedule.forget([take.piece])
             self._schedule.opened(take)
-            self._lost.append(Lost(pack.record, [o for o in pack.objects(take.piece) if o.id in error.objects], error))
+            all_of_it = pack.objects(take.piece)  # what does not say which ones it is about comes from who took them
+            wrong = [o for o in all_of_it if o.id in error.objects] if error.objects else all_of_it
+            self._lost.append(Lost(pack.record, wrong, error))
         else:
             raise error
 

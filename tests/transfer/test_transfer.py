@@ -343,6 +343,32 @@ def test_a_swapped_index_entry_is_noticed(world):
         world.fetch([wrong])
 
 
+def lost_of(world: World, wanted: list[Located], deliver: Any) -> set[bytes]:
+    """What a download of these tells as lost."""
+    download = Download(world.t, AtOnce(world.backends), deliver, Urgency.SOON)
+    download.want(world.record, wanted)
+    return {o.id for lost in download.run() for o in lost.objects}
+
+
+def test_what_is_right_beside_a_swapped_entry_is_delivered(world):
+    world.stored()
+    right = list(world.pack.footer.objects)
+    wrong, got = right[0]._replace(id=digest(5)), set[bytes]()
+    lost = lost_of(world, [wrong, *right], lambda objects: got.update(o.id for o, _ in objects))
+    assert (lost, got) == ({digest(5)}, {o.id for o in right})
+
+
+def test_what_a_taker_refuses_is_lost(world):
+    """It refuses what is intact, and does not say which objects it means."""
+
+    def refuse(_: object) -> None:
+        raise DamagedError("twelve bytes, and the entry says seven")
+
+    world.stored()
+    (first, *_) = world.pack.footer.objects
+    assert lost_of(world, [first], refuse) == {first.id}
+
+
 # --- how much is asked for
 
 
