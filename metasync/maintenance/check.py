@@ -17,11 +17,12 @@ from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
 from metasync.maintenance import untrue_rows
 from metasync.maintenance.holdings import knows_all
 from metasync.maintenance.lost import nowhere as paths_nowhere
+from metasync.maintenance.rejoin import rejoin
 from metasync.maintenance.repair import Finding
 from metasync.maintenance.repair import repair as mended
 from metasync.maintenance.untrue_rows import UntrueRows
 from metasync.members import key_copies
-from metasync.reports.backends import CheckProblem, CheckReport
+from metasync.reports.backends import CheckProblem, CheckReport, Repaired
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, health, space
 from metasync.session.session import Agreed, Session
@@ -147,6 +148,9 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     the index lists in a pack with its id. `repair` makes whole what is missing or damaged, as far as it can be had, and
     looks at that again.
     """
+    joined: Repaired | None = None
+    if repair:
+        joined, agreed = rejoin(s, agreed)
     s.listener(Phase("check"))
     packs, rows = agreed.index.packs().values(), UntrueRows()
     looked = now = Looked(read_data, untrue=rows if read_data else None).at(s, agreed, packs)
@@ -191,7 +195,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         notes=(*space.check_ballast(s, standings), *seen, *brought),
         trailing=late_copies.summary(looked.waited_for, names),
         nowhere=nowhere,
-        repaired=repaired,
+        repaired=_both(joined, repaired),
         untrue=untrue,
     )
 
@@ -201,6 +205,14 @@ def _missing(s: Session, agreed: Agreed, rows: UntrueRows) -> tuple[Sequence[byt
     be opened."""
     there = untrue_rows.true_index(agreed, rows)
     return paths_nowhere(s, there), deltas.dangling(there.index)
+
+
+def _both(joined: Repaired | None, rest: Repaired | None) -> Repaired | None:
+    """What came of two steps of a repair."""
+    if joined is None or rest is None:
+        return joined or rest
+    version = rest.version or joined.version
+    return replace(rest, version=version, waits=joined.waits + rest.waits, left_out=joined.left_out)
 
 
 def _note_look(s: Session) -> None:

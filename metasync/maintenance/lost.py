@@ -150,17 +150,18 @@ def _lacking_chunks(
 
 
 class _Version(NamedTuple):
-    """A push that is kept. `root`: of its tree; None where nobody has its snapshot any more."""
+    """A push that is kept. `root`: of its tree; None where nobody has its snapshot any more. `id`: of that."""
 
     number: int
     root: bytes | None
+    id: bytes = b""
 
 
 def gone_files(s: Session, agreed: Agreed, gone: Container[bytes]) -> tuple[Gone, ...]:
     """The files and directories of all versions that are made of what is `gone`, the oldest first."""
     contents, later = s.contents(agreed), None
     ranges = _Ranges(contents, gone)
-    for version in _line(s, contents, agreed):
+    for version in pushes(s, contents, agreed):
         ranges.go_back(version, later)
         later = version
     return ranges.all(later.number if later is not None else 0)
@@ -247,7 +248,7 @@ class _Ranges:
         return tuple(sorted(self.found, key=lambda g: (g.first, g.path)))
 
 
-def _line(s: Session, contents: Contents, agreed: Agreed) -> Iterator[_Version]:
+def pushes(s: Session, contents: Contents, agreed: Agreed) -> Iterator[_Version]:
     """The pushes that are kept, the newest first, as far as snapshots lead, or the states past one that is lost."""
     retained = unreadable.list_or_older(s, agreed.state)
     current, version = agreed.state.master, agreed.state.v + 1
@@ -262,12 +263,12 @@ def _line(s: Session, contents: Contents, agreed: Agreed) -> Iterator[_Version]:
             version, current = before.v + 1, before.master
             if retained.has_dropped(version):
                 return
-            yield _Version(version, None)
+            yield _Version(version, None, current)
             gap = retained.over(before.v)
             current = gap.below if gap is not None else current
         else:
             version = version_of(snapshot)
-            yield _Version(version, snapshot.root)
+            yield _Version(version, snapshot.root, current)
             current = line.before(snapshot, version, retained)
 
 

@@ -149,15 +149,7 @@ def give_back(
     `are_all_heard`: what no backend has told is nowhere. Then packs with deltas that cannot be opened leave it, too.
     `untrue`: the packs with these rows leave it, too, as far as all else that lies in them is stored anew.
     """
-    upload = Upload(
-        s.transfer,
-        replace(s.form, epoch=agreed.state.epoch),
-        agreed.state.gen,
-        runner=s.runtime,
-        listener=s.listener,
-        entropy=s.entropy,
-        begin=lambda: lambda: None,
-    )
+    upload = upload_for(s, agreed)
     before, there = agreed, true_index(agreed, untrue)
 
     def left(packs: Sequence[PackRecord]) -> Agreed:
@@ -187,6 +179,19 @@ def give_back(
             if not untrue.has(pack.id, object_id):
                 was_there.add(object_id)
     return Given(stored, upload.bytes_stored, missing, gone, len(gone) - len(was_there))
+
+
+def upload_for(s: Session, agreed: Agreed) -> Upload:
+    """What stores on top of an agreed state."""
+    return Upload(
+        s.transfer,
+        replace(s.form, epoch=agreed.state.epoch),
+        agreed.state.gen,
+        runner=s.runtime,
+        listener=s.listener,
+        entropy=s.entropy,
+        begin=lambda: lambda: None,
+    )
 
 
 def _without(agreed: Agreed, packs: Sequence[PackRecord]) -> Agreed:
@@ -226,14 +231,14 @@ def _store_objects(s: Session, contents: Contents, rest: Index, record: PackReco
     size = 0
     for object_id in dict.fromkeys(o.id for o in inside if o.encoding != WHOLE and o.id in wanted):
         if size >= OPENED_TOGETHER_BYTES:  # blobs may be far larger than the deltas that a pack has of them
-            _store_read(contents, some, upload)
+            store_read(contents, some, upload)
             some, size = [], 0
         some.append(object_id)
         size += contents.size_of(object_id)
-    _store_read(contents, some, upload)
+    store_read(contents, some, upload)
 
 
-def _store_read(contents: Contents, ids: Sequence[bytes], upload: Upload) -> None:
+def store_read(contents: Contents, ids: Sequence[bytes], upload: Upload) -> None:
     """Of these objects those that can be read."""
     got: dict[bytes, tuple[ObjectKind, bytes]] = {}
 

@@ -37,6 +37,8 @@ def mark(
     snapshot at all. `replacing`: the root of the tree that a snapshot has in place of its own, None for its own.
     `FormatError` where an object is not what it must be.
 
+    What is not given is passed over, with what it needs.
+
     A walk that is broken off leaves ids in `marked` whose own objects were not looked at: it is of no use then.
     """
     todo = [i for i in dict.fromkeys(snapshots) if i not in marked]
@@ -46,14 +48,16 @@ def mark(
         got = yield ObjectKind.SNAPSHOT, tuple(some)
         roots: list[bytes] = []
         for snapshot_id in some:
+            marked.add(snapshot_id)
+            if snapshot_id not in got:
+                continue
             snapshot = decode_snapshot(got[snapshot_id])
             beside = [i for i in snapshot.parents[1:] if i not in seen and i not in marked and known(i)]
             kept: Bytes = {}
             if beside:
                 kept = yield ObjectKind.SNAPSHOT, tuple(beside)
-            todo += [i for i in beside if not version_of(decode_snapshot(kept[i]))]
+            todo += [i for i in beside if i in kept and not version_of(decode_snapshot(kept[i]))]
             seen.update(todo)
-            marked.add(snapshot_id)
             roots.append(replacing(snapshot_id) or snapshot.root)
         yield from _trees(roots, marked)
 
@@ -76,7 +80,7 @@ def _trees(roots: Iterable[bytes], marked: Marked) -> Generator[Needs, Bytes, No
         some = stack[-READ_TOGETHER:]
         del stack[-READ_TOGETHER:]
         got = yield kind, tuple(some)
-        for object_id in some:
+        for object_id in (i for i in some if i in got):
             if kind is ObjectKind.FILE:
                 node = file.decode_node(got[object_id])
                 for part in node.parts:

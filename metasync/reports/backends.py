@@ -358,6 +358,15 @@ class Untrue:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A version whose index left out packs that older versions need, who wrote it, and how many are in it again."""
+
+    version: int
+    device: str
+    packs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired:
     """What `check` made whole.
 
@@ -368,6 +377,7 @@ class Repaired:
     gone    files and directories that nobody has any more, oldest version first; `gone_objects`: objects that nobody
             has and that no such path needs
     waits   packs that a backend which is away may still have: nothing is given up before it was asked
+    left_out  whose packs are in the index again, as older versions need them
     """
 
     found: tuple[CheckProblem, ...] = ()
@@ -379,6 +389,7 @@ class Repaired:
     gone_objects: int = 0
     waits: int = 0
     untrue: tuple[Untrue, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,9 @@ def _repaired(r: Repaired, *, verbose: bool) -> list[str]:
     lines = []
     if r.copies:
         lines.append(f"Made {count(r.copies, 'copy', 'copies')} again, {size(r.copied_bytes)}.")
+    for one in r.left_out:
+        packs = f"{count(one.packs, 'pack')} that version {one.version}, which {one.device} wrote, had left out"
+        lines.append(f"Put back into the index: {packs}.")
     if r.stored_bytes:
         lines.append(f"Stored anew from this folder: {size(r.stored_bytes)}.")
     lines += gone(r.gone, r.gone_objects, "lost", ": nobody who was asked has it", verbose=verbose)

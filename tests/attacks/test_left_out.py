@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from attack_kit import NO_BLOB, Insider, insider
+from delta_kit import edited, write_deltas
+from test_false_rows import list_in_a_pack_of_its_own
 from test_unreadable_version import _change, _put, _with_segment
-from workspace_kit import Lab, write
+from workspace_kit import Lab, tree_of, write
 
+from metasync import consensus
 from metasync.errors import DamagedError, UnreadableError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
+from metasync.maintenance import check, rejoin
+from metasync.objects.model import ObjectKind
 from metasync.store.index import INLINE_TAG, IndexRoot, Ref, RootItem, encode_root, encode_segment, make_segment
+from metasync.store.retention import parse as parse_policy
 from metasync.workspace import Workspace
 
 OLD = (b"the first", b"the second", b"the third")
@@ -25,6 +34,16 @@ def _empty(m: Insider) -> int:
 def _tombstones(m: Insider) -> int:
     packs = {record.id for segment in m.base.segments for record, _ in segment}
     return _with_segment(m, encode_segment(make_segment((), packs)))
+
+
+def _without(m: Insider, object_id: bytes) -> consensus.Ref:
+    """Stores the index without one object."""
+    index = m.base.index
+    segment = make_segment((r, [o for o in index.inside(r) if o.id != object_id]) for r in index.packs().values())
+    data = encode_segment(segment)
+    tags = ((INLINE_TAG, data),)
+    item = RootItem(Ref(m.base.state.gen, sha256(data)), len(data), len(segment), len(segment.packs), tags)
+    return _put(m, encode_root(IndexRoot((item,))))
 
 
 @pytest.fixture
@@ -60,7 +79,7 @@ def _told(device: Workspace, operation: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize("pushes", [0, 1, 5])
 @pytest.mark.parametrize("way", [_empty, _tombstones])
 def test_who_left_packs_out_is_named_by_all_that_miss_them(
-    victim: Workspace, lab: Lab, way: Callable[[Insider], int], pushes: int
+    victim: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch, way: Callable[[Insider], int], pushes: int
 ) -> None:
     """Old versions are asked for, on a device that has the older index in its local state and, once there is a newer
     tree that can be read, on a new one."""
@@ -68,7 +87,9 @@ def test_who_left_packs_out_is_named_by_all_that_miss_them(
     _later(victim, pushes)
     devices = [victim]
     if pushes:
-        victim.check(repair=True)  # of the newest version all is stored again
+        with monkeypatch.context() as patch:  # of the newest version all is stored again, and nothing else done
+            patch.setattr(check, "rejoin", lambda s, agreed, **_: (None, agreed))
+            victim.check(repair=True)
         devices.append(lab.clone(lab.urls("a", "b", kind="memory"), device="third"))
     for device in devices:
         operations: list[Callable[[], object]] = [
@@ -93,15 +114,7 @@ def test_an_object_of_an_old_version_alone_is_missed(victim: Workspace, lab: Lab
     with victim._session("test") as s:
         old = s.ids.blob(OLD[0])
 
-    def one(m: Insider) -> int:
-        index = m.base.index
-        segment = make_segment((r, [o for o in index.inside(r) if o.id != old]) for r in index.packs().values())
-        data = encode_segment(segment)
-        tags = ((INLINE_TAG, data),)
-        item = RootItem(Ref(m.base.state.gen, sha256(data)), len(data), len(segment), len(segment.packs), tags)
-        return _change(m, index=_put(m, encode_root(IndexRoot((item,)))))
-
-    bad = _left_out(lab, one)
+    bad = _left_out(lab, lambda m: _change(m, index=_without(m, old)))
     _later(victim, 2)
     with pytest.raises(DamagedError, match=f"version {bad}, which mallory wrote, left that out") as raised:
         victim.read(b"f", "1")
@@ -125,3 +138,294 @@ def test_a_new_device_is_told_what_puts_it_back(victim: Workspace, lab: Lab) -> 
         lab.clone(lab.urls("a", "b", kind="memory"), device="third")
     assert "check --repair" in raised.value.next_step
     assert f"`metasync skip {bad}`" in raised.value.next_step
+
+
+# ---- what puts it back
+
+
+def _whole(device: Workspace, at: tuple[int, ...] = (1, 2, 3)) -> bool:
+    """Whether all old versions can be read here."""
+    return [device.read(b"f", str(v)) for v in at] == [OLD[v - 1] for v in at]
+
+
+@pytest.mark.parametrize("pushes", [0, 5])
+@pytest.mark.parametrize("way", [_empty, _tombstones])
+def test_a_repair_puts_back_what_an_index_left_out(
+    victim: Workspace, lab: Lab, way: Callable[[Insider], int], pushes: int
+) -> None:
+    """On the device that knows the older index, with honest versions on top: nothing is stored again, all that was
+    left out is named again, and a collection goes on as ever."""
+    bad = _left_out(lab, way)
+    _later(victim, pushes)
+    report = victim.check(repair=True)
+    assert report.repaired is not None
+    assert [(one.version, one.device, one.packs) for one in report.repaired.left_out] == [(bad, "mallory", 3)]
+    assert (report.repaired.stored_bytes, report.nowhere, report.lost) == (0, (), ())
+    assert report.problems == report.meta_problems == ()
+    assert _whole(victim)
+    assert [item.version for item in victim.log()][-3:] == [3, 2, 1]
+    third = lab.clone(lab.urls("a", "b", kind="memory"), device="third")
+    assert _whole(third)
+    assert third.gc().dropped == 0
+    assert _whole(third)
+    assert third.check(repair=True).repaired is None
+
+
+@pytest.mark.parametrize("way", [_empty, _tombstones])
+def test_a_new_device_puts_it_back_itself(victim: Workspace, lab: Lab, way: Callable[[Insider], int]) -> None:
+    """A clone stopped, since the newest tree is in no pack that is named: a repair there has no older index at hand."""
+    bad = _left_out(lab, way)
+    urls = lab.urls("a", "b", kind="memory")
+    with pytest.raises(UnreadableError):
+        lab.clone(urls, device="third")
+    with Workspace.open(lab.root / "third") as third:
+        report = third.check(repair=True)
+    assert report.repaired is not None
+    assert [(one.version, one.device) for one in report.repaired.left_out] == [(bad, "mallory")]
+    assert _whole(lab.clone(urls, device="third"))
+    assert _whole(victim)
+
+
+def test_what_a_false_fence_let_go_is_stored_anew(victim: Workspace, lab: Lab) -> None:
+    """The version that leaves packs out also fences them, so that anybody may delete them at any time: they are not
+    named again, what is needed of them is read and stored anew, and stays when they are deleted."""
+    mallory = lab.clone(lab.urls("a", "b", kind="memory"), device="mallory")
+    with insider(mallory) as m:
+        gen = m.base.state.gen + 1
+        _change(m, gen=gen)
+    with insider(mallory) as m:
+        bad = _change(m, index=_put(m, encode_root(IndexRoot(()))), min_gen=gen)
+    _later(victim, 1)
+    report = victim.check(repair=True)
+    assert report.repaired is not None
+    assert [(one.version, one.packs) for one in report.repaired.left_out] == [(bad, 3)]
+    assert _whole(victim)
+    freed = victim.gc().freed
+    assert sum(one.packs for one in freed) >= 6
+    assert _whole(victim)
+    assert _whole(lab.clone(lab.urls("a", "b", kind="memory"), device="third"))
+
+
+@pytest.fixture
+def kept(lab: Lab) -> Workspace:
+    """The same on folders, of which a test can take packs."""
+    kept = lab.init(lab.urls("a", "b"))
+    for data in OLD:
+        write(kept.directory, {"f": data, "d/same": b"in all"})
+        kept.push()
+    return kept
+
+
+def _pack_of(device: Workspace, data: bytes) -> bytes:
+    """The name of the pack that has these contents of a file."""
+    with device._session("test") as s:
+        ((record, _),) = s.base().index.find(s.ids.blob(data))
+    return record.name
+
+
+def _take(lab: Lab, name: bytes, backends: str = "ab") -> dict[Path, bytes]:
+    """Takes the copies of a pack from backends. -> what they were."""
+    paths = [path for backend in backends for path in lab.objects(backend, "packs") if path.name == name.hex()]
+    taken = {path: path.read_bytes() for path in paths}
+    assert taken
+    for path in taken:
+        path.unlink()
+    return taken
+
+
+def test_of_what_was_left_out_and_is_gone_nothing_is_named(kept: Workspace, lab: Lab) -> None:
+    """One pack of three is on no backend any more: the index names none that is not there, and all others."""
+    gone = _pack_of(kept, OLD[1])
+    with insider(lab.clone(lab.urls("a", "b"), device="mallory")) as m:
+        bad = _empty(m)
+    _take(lab, gone)
+    report = kept.check(repair=True)
+    assert report.repaired is not None
+    assert [(one.version, one.packs) for one in report.repaired.left_out] == [(bad, 2)]
+    assert report.lost == ()
+    assert report.problems == ()
+    assert _whole(kept, (1, 3))
+    with pytest.raises(DamagedError):
+        kept.read(b"f", "2")
+    with kept._session("test") as s:
+        assert gone not in {pack[1] for pack in s.load(s.newest_state()).index.packs()}
+
+
+def test_what_one_copy_is_left_of_gets_its_other_again(kept: Workspace, lab: Lab) -> None:
+    name = _pack_of(kept, OLD[0])
+    with insider(lab.clone(lab.urls("a", "b"), device="mallory")) as m:
+        _empty(m)
+    _take(lab, name, "a")
+    report = kept.check(repair=True)
+    assert report.repaired is not None
+    assert (report.repaired.copies, report.short, report.lost) == (1, 0, ())
+    assert _whole(kept)
+
+
+def test_what_a_backend_that_is_away_may_hold_is_not_given_up(lab: Lab) -> None:
+    """Packs have one copy each, and a backend is away: what the others hold is named, the rest with the next run."""
+    urls = lab.urls("a", "b", "c")
+    kept = lab.init(urls, replicas=1)
+    for n in range(6):
+        write(kept.directory, {"f": b"version %d" % n})
+        kept.push()
+    with insider(lab.clone(urls, device="mallory")) as m:
+        bad = _empty(m)
+    holder = next(name for name in "abc" if lab.objects(name, "packs"))
+    kept.close()
+    away = lab.lose(holder)
+    kept = lab.reopen(kept)
+    first = kept.check(repair=True)
+    assert first.repaired is not None
+    assert first.repaired.waits > 0
+    kept.close()
+    away.rename(lab.store(holder))
+    kept = lab.reopen(kept)
+    second = kept.check(repair=True)
+    assert second.repaired is not None
+    assert [one.version for one in second.repaired.left_out] == [bad]
+    assert [kept.read(b"f", str(n + 1)) for n in range(6)] == [b"version %d" % n for n in range(6)]
+
+
+def test_what_a_collection_let_go_comes_back_by_nothing(kept: Workspace, lab: Lab) -> None:
+    """Versions were dropped by a policy, and one backend still has a pack of theirs: no repair names that again."""
+    taken = {path: path.read_bytes() for path in lab.objects("a", "packs")}
+    assert kept.gc(parse_policy("last=1")).dropped == 2
+    for path, data in taken.items():
+        if not path.exists():
+            path.write_bytes(data)
+    before = kept.status().version
+    assert kept.check(repair=True).repaired is None
+    assert kept.status().version == before
+    with insider(lab.clone(lab.urls("a", "b"), device="mallory")) as m:
+        bad = _empty(m)
+    report = kept.check(repair=True)
+    assert report.repaired is not None
+    assert [one.version for one in report.repaired.left_out] == [bad]
+    assert [item.version for item in kept.log()] == [3]
+    assert kept.read(b"f", "3") == OLD[2]
+    with kept._session("test") as s:
+        index = s.load(s.newest_state()).index
+        assert not any(s.ids.blob(data) in index for data in OLD[:2])
+
+
+def test_a_collection_that_is_faster_is_looked_at_again(
+    victim: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version is agreed while a repair names packs again, and lets go the oldest versions: the repair goes by
+    what that says."""
+    _left_out(lab)
+    mallory = Workspace.open(lab.root / "mallory")
+    named, before = list[int](), rejoin.name_in_index
+
+    def overtaken(*args: Any) -> Any:
+        if not named:
+            named.append(1)
+            with insider(mallory) as m:
+                _change(m, gen=m.base.state.gen + 1)
+            with insider(mallory) as m:
+                _change(m, min_gen=m.base.state.gen)
+        return before(*args)
+
+    monkeypatch.setattr(rejoin, "name_in_index", overtaken)
+    assert victim.check(repair=True).repaired is not None
+    assert _whole(victim)
+    with victim._session("test") as s:
+        newest = s.load(s.newest_state())
+    assert {pack[0] for pack in newest.index.packs()} == {newest.state.gen}, (
+        "the old ones are fenced: all was stored anew"
+    )
+
+
+def test_a_large_file_of_which_a_part_is_gone_is_not_said_to_be_there(lab: Lab) -> None:
+    """Of a file in chunks one was in a pack that is gone. Its list of chunks is not named, or a push of the same file
+    would take it for stored."""
+    urls = lab.urls("a", "b")
+    kept = lab.init(urls)
+    large = random.Random(1).randbytes(9 << 20)
+    write(kept.directory, {"large": large})
+    kept.push()
+    (kept.directory / "large").unlink()
+    write(kept.directory, {"f": b"small"})
+    kept.push()
+    with kept._session("test") as s:
+        index = s.base().index
+        (file_id,) = index.ids(ObjectKind.FILE)
+        blobs = [r for r in index.packs().values() if not index.inside(r, blobs=False)]
+    with insider(lab.clone(urls, device="mallory")) as m:
+        _empty(m)
+    _take(lab, blobs[0].name)
+    kept.check(repair=True)
+    with kept._session("test") as s:
+        assert file_id not in s.load(s.newest_state()).index
+    write(kept.directory, {"again": large})
+    kept.push()
+    assert tree_of(lab.clone(urls, device="third").directory)[b"again"].data == large
+    assert kept.read(b"large", "1") == large
+
+
+def test_deltas_come_back_with_what_they_are_made_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_deltas(monkeypatch)
+    urls = lab.urls("a", "b", kind="memory")
+    kept = lab.init(urls)
+    for n in range(5):
+        write(kept.directory, {"f": edited(n)})
+        kept.push()
+    assert made
+    monkeypatch.undo()
+    with insider(lab.clone(urls, device="mallory")) as m:
+        _empty(m)
+    write(kept.directory, {"other": b"later"})
+    kept.push()
+    kept.check(repair=True)
+    assert [kept.read(b"f", str(n + 1)) for n in range(5)] == [edited(n) for n in range(5)]
+
+
+def test_a_collection_keeps_older_indexes_while_contents_are_missed(victim: Workspace, lab: Lab) -> None:
+    """All trees are named, contents of the first version are not, and their pack is fenced: a collection goes on, and
+    what a repair needs to find them stays."""
+    with victim._session("test") as s:
+        old = s.ids.blob(OLD[0])
+    mallory = lab.clone(lab.urls("a", "b", kind="memory"), device="mallory")
+    with insider(mallory) as m:
+        gen = m.base.state.gen + 1
+        _change(m, gen=gen)
+    with insider(mallory) as m:
+        bad = _change(m, index=_without(m, old), min_gen=gen)
+    third = lab.clone(lab.urls("a", "b", kind="memory"), device="third")
+    assert third.gc().missing == 1
+    assert third.gc().missing == 1
+    fourth = lab.clone(lab.urls("a", "b", kind="memory"), device="fourth")
+    report = fourth.check(repair=True)
+    assert report.repaired is not None
+    assert [(one.version, one.device) for one in report.repaired.left_out] == [(bad, "mallory")]
+    assert _whole(fourth)
+
+
+def test_a_pack_that_is_said_to_have_the_same_keeps_none_out(victim: Workspace, lab: Lab) -> None:
+    """A device lists contents of others in a pack of its own, over other bytes, and then leaves all packs out: the true
+    one is named again, too, or a collection would take it for what a broken push left."""
+    mallory = lab.clone(lab.urls("a", "b", kind="memory"), device="mallory")
+    list_in_a_pack_of_its_own(mallory, OLD[0], b"not it")
+    with insider(mallory) as m:
+        _empty(m)
+    victim.check(repair=True)
+    for _ in range(2):
+        victim.gc()
+    assert _whole(victim)
+    assert _whole(lab.clone(lab.urls("a", "b", kind="memory"), device="third"))
+
+
+def test_a_row_that_is_not_true_does_not_come_back(kept: Workspace, lab: Lab) -> None:
+    """Contents are lost, but for a pack that another device said to have them. A repair took that out of the index.
+    Older indexes name it, and it stays out."""
+    true = _pack_of(kept, OLD[0])
+    list_in_a_pack_of_its_own(lab.clone(lab.urls("a", "b"), device="mallory"), OLD[0], b"not it")
+    _take(lab, true)
+    for read_data in (True, False, True):
+        report = kept.check(read_data=read_data, repair=True)
+        assert report.problems == ()
+        with kept._session("test") as s:
+            assert s.ids.blob(OLD[0]) not in s.load(s.newest_state()).index
+    assert report.repaired is None
+    assert _whole(kept, (2, 3))

@@ -44,7 +44,7 @@ def entry_at(w: Workspace, version: int, path: bytes) -> Entry:
     with w._session("test") as s:
         newest = agreement.newest(s)
         contents = s.contents(newest)
-        roots = {v.number: v.root for v in lost._line(s, contents, newest)}
+        roots = {v.number: v.root for v in lost.pushes(s, contents, newest)}
         at = max(v for v in roots if v <= version)
         entry = contents.walk(find(roots[at], path)).entry
         assert entry is not None
@@ -134,7 +134,7 @@ def test_of_versions_before_a_gap_the_losses_are_named_too(lab: Lab) -> None:
     w.gc(Keep(last=1, tag=("first", "second")))
     with w._session("test") as s:
         newest = agreement.newest(s)
-        assert [v.number for v in lost._line(s, s.contents(newest), newest)] == [6, 2, 1]
+        assert [v.number for v in lost.pushes(s, s.contents(newest), newest)] == [6, 2, 1]
 
 
 def test_a_pull_names_the_directory_that_it_cannot_read(lab: Lab) -> None:
@@ -415,5 +415,5 @@ def test_the_line_goes_on_past_a_lost_snapshot_by_the_states(
     monkeypatch.setattr(lost, "version_of", lambda s: s.version)
     s = SimpleNamespace(runtime=SimpleNamespace(run=lambda task: task), group=SimpleNamespace(state_at=state))
     agreed = SimpleNamespace(state=state(None, len(states), None))
-    line = lost._line(cast(Any, s), cast(Any, SimpleNamespace(load=load)), cast(Any, agreed))
+    line = lost.pushes(cast(Any, s), cast(Any, SimpleNamespace(load=load)), cast(Any, agreed))
     assert " ".join(f"{v.number}{(v.root or b'-').decode()}" for v in line) == told
