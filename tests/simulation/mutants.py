@@ -66,7 +66,6 @@ MISSING: Final[Mapping[str, str]] = {
     ),
     "skip-unsigned": "the insider writes no snapshots that open",
     "skip-late": "between the look and the proposal another device would have to get past what none can read",
-    "era-any-value": "not caught in four minutes: two values have to be accepted in the version that is lost or ended",
     "era-no-merge": "not caught in four minutes",
     "era-any-ring": "another ring of that epoch opens the record only where nothing is encrypted",
     "era-two-records": "two restarts that reach no backend in common",

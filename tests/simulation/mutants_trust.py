@@ -26,6 +26,7 @@ from simulation.plan import Plan
 from simulation.scenarios import (
     claimed_in_others_names,
     dropped_ahead,
+    lost_with_two_values,
     moved_from_nowhere,
     told_of_a_late_lie,
     voted_alone,
@@ -145,6 +146,21 @@ _FOUND: Final = "return Held(ended, instance.evidence(either=True))"
 def _era_adopt() -> Iterator[None]:
     decides = "decided = instance.decided()", "decided = instance.decided() or instance.evidence(either=True)"
     with rewritten(new_era, "held", decides):
+        yield
+
+
+@mutant(
+    "era-any-value", "any accepted value that is found is carried, not that of the highest round", lost_with_two_values
+)
+def _era_any_value() -> Iterator[None]:
+    def lowest(instance: Instance) -> State | None:
+        found = [vote for a in instance.acceptors.values() for vote in a.log.accepts.items()]
+        return min(found, key=lambda vote: vote[0])[1] if found else None
+
+    with (
+        mock.patch.object(new_era, "_lowest", lowest, create=True),
+        rewritten(new_era, "held", (_FOUND, "return Held(ended, _lowest(instance))")),
+    ):
         yield
 
 

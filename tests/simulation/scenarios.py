@@ -184,6 +184,19 @@ def shared_a_round(plan: Plan) -> Plan:
     return replace(scenario, insider=(strike,))
 
 
+def lost_with_two_values(plan: Plan) -> Plan:
+    """Of five backends b0 has a vote for a value of c0. c1, who reaches neither b0 nor b2, has another one decided by
+    the other three, of which two are lost for good with b2. c2 begins an era on b0 and b1."""
+    c0 = (_step("push", 5, 3), _step("push", 61, 3), _step("sync", 300), _step("sync", 400, 3))
+    c1 = (_step("sync", 40), _step("push", 100, 3), _step("sync", 310))
+    c2 = (_step("sync", 45), _step("recover", 200), _step("push", 250, 3), _step("sync", 320))
+    refused = [Fault(58, "refuse", n, for_s=70, client="c0", calls="create px") for n in range(1, 5)]
+    away = [Fault(60, "cut off", n, for_s=75, client="c1") for n in (0, 2)]
+    gone = [Fault(150, "gone", n, 1.0) for n in range(2, 5)]
+    scenario = _scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, (*refused, *away, *gone))
+    return replace(scenario, backends=5, copies=4)
+
+
 def read_between_two_blocks(plan: Plan) -> Plan:
     """A reader sees one device's blocks before another message stands there, and the other device's after that.
 

@@ -128,6 +128,7 @@ SHOWN = (
     "gc-fence-sinks", "trim-same-id", "trim-old-counts", "trim-last-only", "move-blind", "move-notes",
     "trim-late", "gc-no-bases", "gc-no-rebase-delta", "gc-no-depth", "gc-reuse-headless",
     "list-ahead", "moving-word", "liar-forges", "gc-no-rebase-reuse", "trim-any-place",
+    "era-any-value",
 )  # fmt: skip
 """Mutants that a scenario of their own shows."""
 LATER = {
