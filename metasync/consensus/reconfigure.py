@@ -266,7 +266,7 @@ def unclosable(instance: Instance, new: Config, value: State | None = None) -> d
         there = {
             a.acceptor_id
             for a in views.values()
-            if value is not None and a.log.votes.get(rnd) == value and (a.log.closed == value or a.log.closes(value))
+            if value is not None and a.log.votes.get(rnd) == value and a.log.closes(value)
         }
         return there | {a for a in able if views[a].log.promised <= rnd}
 

@@ -92,6 +92,19 @@ def test_a_closed_log_stands_for_its_value_in_later_rounds() -> None:
     assert logs.read().decided() == logs.x
 
 
+def test_a_log_that_was_closed_is_ended_where_nobody_could_propose_its_value() -> None:
+    """Rule 8.1: the others, a fence has closed."""
+    logs = Logs()
+    logs.prepare("abc", 1)
+    logs.accept("ab", 1, logs.x)
+    logs.close("ab", logs.x)
+    assert logs.read().ended() == {}
+    logs = Logs()
+    logs.accept("ab", 9, logs.x)
+    logs.close("a", logs.x)
+    assert logs.read().ended().keys() == {"a"}
+
+
 def test_a_vote_for_another_value_behind_a_fence_is_none() -> None:
     """Rule 1.4: a log that DECIDED closed takes nothing more, whatever its round."""
     logs = Logs()

@@ -14,6 +14,7 @@ from metasync.consensus import NOTHING, State, reconfigure
 from metasync.consensus.objects import const_path
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.birth import genesis_path
+from metasync.consensus.records.log_replay import ROUND_MAX
 from metasync.errors import BackendError, ExcludedError, NoQuorumError, RefusedError, UnreachableError, UsageError
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
@@ -256,3 +257,58 @@ def test_logs_that_voted_for_another_value_since_can_be_no_fence_for_this_one(ch
     changing.logs.prepare("ab", 2)
     changing.logs.accept("ab", 2, other)
     assert not can_be_fence()
+
+
+# ---- when no fence can be had any more (rule 5.5)
+
+
+def unclosable(changing: Change, leaves: str, value: State | None = None) -> str:
+    """The names of the acceptors that are ended, where a change without `leaves` can have no fence."""
+    instance = changing.do(changing.ws.group(b"r" * 16, 1).enter(changing.base))
+    for view in instance.acceptors.values():
+        changing.do(view.look())
+    new = replace(changing.config, backends=tuple(b for b in changing.config.backends if b.name != leaves))
+    return "".join(sorted(reconfigure.unclosable(instance, new, value)))
+
+
+def test_a_log_that_is_ended_among_those_that_stay_leaves_too_few(changing: Change) -> None:
+    """Of three one leaves, so that both others must be closed; which value is decided is not known yet."""
+    assert unclosable(changing, "c") == ""
+    changing.logs.poison("a", 0)
+    changing.logs.prepare("bc", 1)
+    changing.logs.accept("b", 1, changing.logs.x)
+    assert unclosable(changing, "c") == "a"
+    assert unclosable(changing, "a") == "", "both that stay are able"
+
+
+def test_a_log_that_is_closed_on_another_value_can_be_none_of_a_fence() -> None:
+    changing = Change("abcd")
+    x, other = changing.logs.x, changing.logs.proposer.lie(changing.base, b"y...")
+    changing.logs.prepare("abcd", 1)
+    changing.logs.accept("a", 1, x)
+    changing.logs.close("a", x)
+    changing.logs.poison("d", 1)
+    assert unclosable(changing, "d", other) == "d"
+    assert unclosable(changing, "d") == "d"
+    assert unclosable(changing, "d", x) == "", "b and c can vote for it in that round"
+
+
+def test_a_log_that_promised_more_cannot_vote_in_the_round_of_one_that_is_closed(changing: Change) -> None:
+    x = changing.logs.x
+    changing.logs.prepare("ab", 1)
+    changing.logs.accept("a", 1, x)
+    changing.logs.close("a", x)
+    changing.logs.prepare("b", 2)
+    changing.logs.accept("b", 2, x)
+    changing.logs.poison("c", 0)
+    assert unclosable(changing, "c", x) == "c"
+
+
+def test_a_log_that_can_only_be_closed_any_more_counts_with_its_vote(changing: Change) -> None:
+    """It promised the last round there is: it takes no vote, and DECIDED."""
+    x = changing.logs.x
+    changing.logs.prepare("ab", 1)
+    changing.logs.accept("ab", 1, x)
+    changing.logs.prepare("a", ROUND_MAX)
+    assert unclosable(changing, "c") == "a"
+    assert unclosable(changing, "c", x) == ""
