@@ -478,7 +478,7 @@ def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: 
     monkeypatch.setattr(truncation, "BEHIND_LEAST", 8)
     p = Place(ALL)
     sleeper = p.push(1, p.ws.genesis, b"1")
-    state = sleeper
+    state, remembered = sleeper, p.groups[1].memory
     for number in range(29):
         before, state = state, p.push(0, state, bytes([number + 2]))
         p.do(0, p.groups[0].write_hint(before, state))
@@ -496,3 +496,5 @@ def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: 
     assert p.newest(1, sleeper) == state
     assert p.newest(2) == state
     assert p.push(1, state, b"n").v == state.v + 1
+    p.groups[1] = p.fresh(1, memory=remembered)  # what it asks for was deleted, and nothing is to be shown any more
+    assert p.newest(1, state).v == state.v + 1

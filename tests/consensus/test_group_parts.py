@@ -360,6 +360,26 @@ def test_what_a_hint_names_is_settled_before_it_is_written(one: One, monkeypatch
     assert settled == states[1:]
 
 
+@pytest.mark.parametrize("looks", range(4))
+def test_a_read_that_finds_nothing_writes_nothing(one: One, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quorum of empty logs ends it, after so many looks. Where there is none, it asks for promises."""
+    quiet, done = iter([False] * looks + [True]), list[str]()
+
+    def noting(what: str) -> Any:
+        def task(*_: object, **__: object) -> Task:
+            done.append(what)
+            return
+            yield
+
+        return task
+
+    monkeypatch.setattr(group.learner, "look_around", noting("look"))
+    monkeypatch.setattr(group.learner, "settle", noting("settle"))
+    instance: Any = SimpleNamespace(decided=lambda: None, quiet=lambda: next(quiet), check_fork=noting("check"))
+    assert one.do(group.learner._resolve(one.m, instance, 60.0)) is None
+    assert [what for what in done if what != "check"] == (["look"] * looks if looks < 3 else ["look", "look", "settle"])
+
+
 # ---- objects
 
 

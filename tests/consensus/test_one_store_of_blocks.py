@@ -13,14 +13,23 @@ from test_blocks import Place
 
 from metasync.consensus.acceptors import block
 from metasync.consensus.acceptors.block import BlockAcceptor
-from metasync.consensus.acceptors.log import RETRY_FIRST_S
+from metasync.consensus.acceptors.log import NO_ROOT, RETRY_FIRST_S
 from metasync.consensus.acceptors.view import TRUST_S
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Outcome, Participant
 from metasync.consensus.records.block_replay import Blocks
-from metasync.consensus.records.entry import Claim, Kind, Round, SignedEntry, open_block, seal_block
+from metasync.consensus.records.entry import (
+    Claim,
+    Kind,
+    Round,
+    SignedEntry,
+    covering,
+    floor_path,
+    open_block,
+    seal_block,
+)
 from metasync.consensus.records.log_replay import NEVER
-from metasync.consensus.records.state import State, successor
+from metasync.consensus.records.state import Ref, State, successor
 from metasync.errors import ForkError, RefusedError, UnreachableError
 from metasync.runtime.effects import Op, Reply
 
@@ -387,3 +396,70 @@ def test_what_another_member_signed_in_its_place_is_no_copy_of_this_device(one: 
     outcome = one.append(Kind.PREPARE, 2)
     assert outcome.kind == "failed"
     assert "is not what was written" in outcome.reason
+
+
+# ---- what rides, what is awaited, what an audit says
+
+
+def test_a_value_whose_index_rides_is_not_sent_without_its_root(one: OneStore) -> None:
+    """An ACCEPT of it counts for nobody who does not find the root in it."""
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    sent = len(one.put)
+    rides = replace(one.x, index=Ref(1, b"i" * 32), index_rides=True)
+    assert one.append(Kind.ACCEPT, 1, rides) == Outcome("failed", NO_ROOT)
+    assert len(one.put) == sent
+
+
+def test_what_may_come_next_is_what_others_write(one: OneStore) -> None:
+    (other,) = one.view.next_places()
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    assert one.view.next_places() == (other,)
+    one.other(Kind.PREPARE, 2)
+    assert one.look().kind == "done"
+    (following,) = one.view.next_places()
+    assert following != other
+    assert (other in one.store, following in one.store) == (True, False)
+
+
+def test_own_blocks_that_an_earlier_process_wrote_are_remembered_as_they_are_read(one: OneStore) -> None:
+    """Before anything of this process stands there: a root that loses them is noticed."""
+    for n in (1, 2):
+        assert one.append(Kind.PREPARE, n).kind == "done"
+    one.restart()
+    sent = len(one.put)
+    assert one.append(Kind.PREPARE, 3).kind == "met"
+    assert len(one.put) == sent
+    last = one.member.acceptors[one.acceptor].last
+    assert last is not None
+    assert (last.seen.v, last.seen.idx) == (1, 1)
+
+
+def test_a_look_without_an_audit_vouches_for_no_block(one: OneStore) -> None:
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    assert one.look().kind == "done"
+    memory = one.member.acceptors[one.acceptor]
+    assert memory.last is not None
+    assert memory.stands == b""
+
+
+def test_a_root_that_lost_a_block_does_not_get_it_back(one: OneStore) -> None:
+    """The next process remembers it, and asks for it before it sends what the journal has."""
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    one.restart(memory=one.p.groups[0].memory)
+    (path,) = one.put
+    del one.store[path]
+    assert one.append(Kind.PREPARE, 2).kind == "failed"
+    assert path not in one.store
+    assert one.member.acceptors[one.acceptor].rolled_back
+
+
+def test_below_a_floor_a_block_that_was_deleted_is_not_sent_again(one: OneStore) -> None:
+    assert one.append(Kind.PREPARE, 1).kind == "done"
+    one.restart(memory=one.p.groups[0].memory)
+    (path,) = one.put
+    del one.store[path]
+    of_keys_to_come = b"\1\5" + bytes(4) + (9).to_bytes(4, "big")
+    one.store[floor_path(one.acceptor, covering(1))] = of_keys_to_come.ljust(512)
+    assert one.append(Kind.PREPARE, 2).kind == "failed"
+    assert path not in one.store
+    assert not one.member.acceptors[one.acceptor].rolled_back
