@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.codec import u64
 from metasync.consensus import JOURNAL_KEY, NOTHING, ZERO_HASH, Change, Ref, State
-from metasync.errors import CANNOT_BE_READ, UsageError, WorkspaceError
+from metasync.errors import CANNOT_BE_READ, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.keys.policy import Skip
 from metasync.members.admission import changed_devices
@@ -180,10 +180,29 @@ def _refuse(s: Session, newest: State, version: int) -> None:
     earlier = s.devices_of(newest).policy.skip_over(version)
     if earlier is not None:
         raise UsageError(f"version {version} was skipped before, by version {earlier.at}")
+    if packs := _left_out(s, newest, version):
+        raise UsageError(
+            f"nothing is to be skipped: version {newest.v}, the newest, can be read here; but version {version} left "
+            f"{packs:,} {'pack' if packs == 1 else 'packs'} out of the index",
+            next_step="`metasync check --repair` puts back what older versions need of that.",
+        )
     raise UsageError(
         f"nothing is to be skipped: version {newest.v}, the newest, can be read here",
         next_step="Where another device cannot read it, run the command there.",
     )
+
+
+def _left_out(s: Session, newest: State, version: int) -> int:
+    """How many packs the index of a version lacks that the one before names, and no collection let go."""
+    try:
+        state: State = s.runtime.run(s.group.state_at(newest, version))
+        before: State = s.runtime.run(s.group.state_at(newest, version - 1, state))
+        if state.index == before.index or (state.min_gen, state.retained) != (before.min_gen, before.retained):
+            return 0
+        named = s.indexes.of_state(state)[1].packs()
+        return sum(pack not in named for pack in s.indexes.of_state(before)[1].packs())
+    except (*CANNOT_BE_READ, NoQuorumError):
+        return 0
 
 
 def _bare(s: Session, newest: State, root: IndexRoot, index: Index) -> Agreed:

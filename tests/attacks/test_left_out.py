@@ -12,10 +12,10 @@ from attack_kit import NO_BLOB, Insider, insider
 from delta_kit import edited, write_deltas
 from test_false_rows import list_in_a_pack_of_its_own
 from test_unreadable_version import _change, _put, _with_segment
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync import consensus
-from metasync.errors import DamagedError, UnreadableError
+from metasync.errors import DamagedError, UnreadableError, UsageError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.maintenance import check, rejoin
@@ -429,3 +429,46 @@ def test_a_row_that_is_not_true_does_not_come_back(kept: Workspace, lab: Lab) ->
             assert s.ids.blob(OLD[0]) not in s.load(s.newest_state()).index
     assert report.repaired is None
     assert _whole(kept, (2, 3))
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_a_skip_carries_the_packs_of_the_last_good_index(victim: Workspace, lab: Lab, *, is_fenced: bool) -> None:
+    """A clone that stopped at the version skips it: what that left out is in the index again, and no collection of
+    others takes it."""
+    mallory, urls = lab.clone(lab.urls("a", "b", kind="memory"), device="mallory"), lab.urls("a", "b", kind="memory")
+    with insider(mallory) as m:
+        gen = m.base.state.gen + is_fenced
+        _change(m, gen=gen)
+    with insider(mallory) as m:
+        bad = _change(m, index=_put(m, encode_root(IndexRoot(()))), min_gen=gen)
+    with pytest.raises(UnreadableError):
+        lab.clone(urls, device="third")
+    with Workspace.open(lab.root / "third") as third:
+        assert third.skip(bad, PASSPHRASE).skipped == (bad,)
+    victim.pull()
+    assert _whole(victim)
+    for _ in range(2):
+        victim.gc()
+    assert _whole(victim)
+    assert _whole(lab.clone(urls, device="third"))
+
+
+def test_where_the_version_can_be_read_a_skip_names_the_repair(victim: Workspace, lab: Lab) -> None:
+    """A device that has all objects in its local state can read the newest version: nothing is skipped there."""
+    bad = _left_out(lab)
+    for pushes in range(2):
+        _later(victim, pushes)
+        with pytest.raises(UsageError, match=f"version {bad} left 3 packs out of the index") as raised:
+            victim.skip(bad, PASSPHRASE)
+        assert "check --repair" in raised.value.next_step
+    victim.check(repair=True)
+    assert _whole(victim)
+
+
+def test_a_version_of_a_collection_left_nothing_out(kept: Workspace) -> None:
+    assert kept.gc(parse_policy("last=1")).dropped == 2
+    with kept._session("test") as s:
+        newest = s.newest_state().v
+    with pytest.raises(UsageError, match="nothing is to be skipped") as raised:
+        kept.skip(newest, PASSPHRASE)
+    assert "left" not in raised.value.message
