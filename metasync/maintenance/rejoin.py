@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from metasync.consensus import ZERO_HASH, Ref, State
-from metasync.errors import CANNOT_BE_READ, MetaSyncError, NoQuorumError, UnreadableError, WorkspaceError
+from metasync.errors import CANNOT_BE_READ, BackendError, MetaSyncError, NoQuorumError, UnreadableError, WorkspaceError
 from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
 from metasync.maintenance import lost
@@ -80,9 +80,9 @@ def rejoin(s: Session, agreed: Agreed) -> tuple[Repaired | None, Agreed]:
     for _ in range(LOST_ROUNDS_MAX):
         try:
             needs = _look(s, agreed, found)
-        except CANNOT_BE_READ as e:
+        except (*CANNOT_BE_READ, BackendError, NoQuorumError) as e:  # all else is mended all the same
             s.listener(Notice(f"what older versions need is not known: {e.message}", warning=True))
-            return None, agreed
+            return None, _loaded(s, agreed)
         again = needs.again() if needs is not None else _Again()
         if needs is None or not (again.named or again.stored):
             out = Repaired(waits=found.waits) if found.waits else None
@@ -151,8 +151,8 @@ class _Needs:
         while needs is not None:
             got = yield needs
             for object_id, data in got.items() if needs[0] is ObjectKind.FILE else ():
-                for part in file.decode_node(data).parts:
-                    if part.id not in self.index or file.decode_node(data).level:
+                for part in (node := file.decode_node(data)).parts:
+                    if node.level or part.id not in self.index:
                         self._parts.setdefault(part.id, []).append(object_id)
             try:
                 needs = walk.send(got)

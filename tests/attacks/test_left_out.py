@@ -15,7 +15,7 @@ from test_unreadable_version import _change, _put, _with_segment
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync import consensus
-from metasync.errors import DamagedError, UnreadableError, UsageError
+from metasync.errors import DamagedError, UnreachableError, UnreadableError, UsageError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.maintenance import check, rejoin
@@ -472,3 +472,41 @@ def test_a_version_of_a_collection_left_nothing_out(kept: Workspace) -> None:
     with pytest.raises(UsageError, match="nothing is to be skipped") as raised:
         kept.skip(newest, PASSPHRASE)
     assert "left" not in raised.value.message
+
+
+def test_a_backend_that_is_away_ends_no_repair_by_what_it_has_of_old_versions(lab: Lab) -> None:
+    """The history of old versions is on a backend that is away, and not here: a repair does what else it can."""
+    urls = lab.urls("a", "b", "c")
+    kept = lab.init(urls, replicas=1)
+    for n in range(6):
+        write(kept.directory, {"f": b"version %d" % n})
+        kept.push()
+    name = _pack_of(kept, b"version 0")
+    third = lab.clone(urls, device="third")
+    third.close()
+    holder = next(b for b in "abc" if any(path.name == name.hex() for path in lab.objects(b, "packs")))
+    lab.lose(holder)
+    third = lab.reopen(third)
+    told = _told(third, lambda: third.check(repair=True))
+    assert any("what older versions need is not known" in text for text in told)
+
+
+def test_a_new_device_without_an_older_index_is_told_as_before(victim: Workspace, lab: Lab) -> None:
+    """Nothing comes back, since no older index can be had, and the newest tree is in no pack: no repair says that all
+    is well."""
+    bad = _left_out(lab)
+    with pytest.raises(UnreadableError):
+        lab.clone(lab.urls("a", "b", kind="memory"), device="third")
+    with Workspace.open(lab.root / "third") as third:
+        for error in (DamagedError("gone"), UnreachableError("away")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(rejoin, "_look", _raising(error))
+                with pytest.raises(UnreadableError, match=f"version {bad}, which mallory wrote"):
+                    third.check(repair=True)
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
