@@ -6,7 +6,7 @@ The other two backends are folders; there are two copies of everything. The stan
 `python -m metasync`. For each size a first push of so many files, in a workspace of its own; for 1 a push of one more
 file of 2 KB to the 70 that are there, then a pull and a status that find nothing new. Requests are those that the
 stand-in saw, by their paths; bytes are those of their bodies. Then an hour in which a folder is watched and nothing
-changes, and single calls: milliseconds of the client's CPU.
+changes, and single calls: milliseconds of the client's CPU, beside those of a real S3 server where there is one.
 """
 
 from __future__ import annotations
@@ -198,13 +198,34 @@ print(json.dumps(rows))
 """
 
 
-def single_calls(name: str, cloud: Cloud, work: Path, calls: int) -> dict[str, float]:
+def single_calls(url: str, variables: dict[str, str], work: Path, calls: int) -> dict[str, float]:
     """Milliseconds of the client's CPU a call; `open` and `first call` once, with what they load."""
-    argv = [sys.executable, "-c", _SINGLE, f"{name}:/single", str(calls)]
-    env = child_environment(work, cloud.env)
+    argv = [sys.executable, "-c", _SINGLE, url, str(calls)]
+    env = child_environment(work, variables)
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
+
+
+def s3_calls(root: Path, calls: int) -> dict[str, float]:
+    """The same on a real S3 server of this machine, in the same run; nothing where there is none."""
+    sys.path.insert(0, str(BENCHMARKS.parent / "servers"))
+    import s3
+
+    if s3.find_binary() is None:
+        print(f"without S3 beside them: {s3.missing()}", flush=True)
+        return {}
+    keys = s3.make_keys()
+    with s3.running(1, root / "s3", keys) as (server,):
+        return single_calls(server.url("single"), {**keys, "METASYNC_KEYRING": "off"}, root, calls)
+
+
+def beside(rows: dict[str, float], s3_rows: dict[str, float]) -> str:
+    """Milliseconds of each call, and how many times that of S3 it is."""
+    return ", ".join(
+        f"{what} {ms:.2f}" + (f" ({ms / s3_rows[what]:.1f} x S3)" if s3_rows.get(what) else "")
+        for what, ms in rows.items()
+    )
 
 
 def line(name: str, size: int, what: str, f: Figures) -> str:
@@ -240,6 +261,9 @@ def main() -> int:
     figures: dict[str, Any] = {}
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="clouds-", dir=options.work) as scratch:
+        s3_rows = s3_calls(Path(scratch), options.calls) if options.calls else {}
+        if s3_rows:
+            figures["s3 calls"] = s3_rows
         for name in options.only.split(","):
             root = Path(scratch) / name
             root.mkdir()
@@ -258,8 +282,10 @@ def main() -> int:
                 print(f"{name}: {requests} requests in an idle hour, by {how}")
                 if options.calls:
                     cloud.standin.take_log()
-                    figures[f"{name} calls"] = rows = single_calls(name, cloud, root, options.calls)
-                    print(f"{name}, ms of CPU: " + ", ".join(f"{what} {ms:.2f}" for what, ms in rows.items()))
+                    figures[f"{name} calls"] = rows = single_calls(f"{name}:/single", cloud.env, root, options.calls)
+                    print(f"{name}, ms of CPU: {beside(rows, s3_rows)}", flush=True)
+        if s3_rows:
+            print(f"S3, ms of CPU: {beside(s3_rows, {})}")
     if options.out:
         options.out.write_text(json.dumps(figures))
     return 0
