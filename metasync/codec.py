@@ -205,6 +205,16 @@ def amount(n: int) -> str:
     return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def duration(seconds: float) -> str:
+    """`8 s`, `3 min 20 s`, `2 h 5 min`."""
+    s = max(1, round(seconds))
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60} min {s % 60} s"
+    return f"{s // 3600} h {s % 3600 // 60} min"
+
+
 def printable(line: str) -> str:
     """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)

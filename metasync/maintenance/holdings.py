@@ -8,7 +8,9 @@ copies that found another place than their own: `metasync check` looks for those
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref
@@ -19,6 +21,7 @@ from metasync.store import placement
 from metasync.store.moves import Places
 from metasync.store.placement import Placement, partition_of, placement_of
 from metasync.transfer import late_copies
+from metasync.transfer.estimates import Direction
 
 if TYPE_CHECKING:
     from metasync.session.session import Agreed, Session
@@ -114,4 +117,15 @@ def still_moving(s: Session, agreed: Agreed | None) -> Moving:
     packs = (p for p in named.values() if not gone or p.id in gone)
     places = Places(s.config, s.previous)
     done = moved.Noted(places, named.values(), moved.load(s))
-    return placement.moving(p for p in packs if places.receivers(p.name) and p.name not in done)
+    left = [p for p in packs if places.receivers(p.name) and p.name not in done]
+    return replace(placement.moving(left), seconds=_takes_s(s, places, left))
+
+
+def _takes_s(s: Session, places: Places, packs: Iterable[PackRecord]) -> float | None:
+    """How long the slowest line takes to bring these packs to where they belong; None: nothing is known of one."""
+    names, to = {b.backend_id: b.name for b in s.config.backends}, Counter[str]()
+    for p in packs:
+        to.update({names[i]: p.size for i in places.receivers(p.name) if i in names})
+    rates = {name: s.estimates.of(name, Direction.UP).bytes_per_s for name in to}
+    takes = [size / rate for name, size in to.items() if (rate := rates[name])]
+    return max(takes, default=None) if len(takes) == len(to) else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
-from metasync.codec import amount
+from metasync.codec import amount, duration
 from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage, byzantine_f
 from metasync.consensus import (
     BIRTH_NONCE_BYTES,
@@ -183,10 +183,12 @@ def _check_merge(s: Session, base: Agreed, previous: Config | None) -> None:
     if previous is not None and moves.may_merge(base.config):
         return
     left = still_moving(s, base)
+    takes = "" if left.seconds is None else f", in about {duration(left.seconds)} by what is known of the lines"
     why = f"{moves.MERGED_MAX} changes were merged" if previous is not None else "the config before cannot be read"
     raise UsageError(
         f"data of earlier changes still move ({left.packs:,} packs, {amount(left.bytes)}), and {why}",
-        next_step="metasync rebalance moves them; then the change goes through. A backend can be renamed meanwhile.",
+        next_step=f"metasync rebalance moves them{takes}; then the change goes through. A backend can be renamed "
+        "meanwhile.",
     )
 
 

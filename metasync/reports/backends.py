@@ -66,10 +66,14 @@ CONDITIONS = ("ok", "full", "held back", "not linked", "down", "replaced", "roll
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """What still lies only where the backends had it before they changed; it is read there."""
+    """What still lies only where the backends had it before they changed; it is read there.
+
+    `seconds`: how long it takes to move it by what is known of the lines; None where that is nothing.
+    """
 
     packs: int = 0
     bytes: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from metasync.codec import duration
 from metasync.terminal.style import alarm, joined, styled
 from metasync.terminal.text import count, size, text
 
@@ -89,7 +90,8 @@ def moving(m: Moving) -> list[str]:
     if not m.packs:
         return []
     left = f"{count(m.packs, 'pack')}, {size(m.bytes)}"
-    return [f"Still to move: {left}; they are read where they are. Next: metasync rebalance"]
+    takes = "" if m.seconds is None else f", about {duration(m.seconds)}"
+    return [f"Still to move: {left}{takes}; they are read where they are. Next: metasync rebalance"]
 
 
 def trailing(items: Sequence[Trailing]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from metasync.codec import duration
 from metasync.events import Event, Phase, Progress, Transferred
 from metasync.terminal import text as _text
 
@@ -200,16 +201,6 @@ class Meter:
             return f"Took {duration(seconds)}."
         rate = _text.size(round(sum(self._moved.values()) / seconds))
         return _text.sentence(f"{' and '.join(moved)} in {duration(seconds)}, {rate}/s.")
-
-
-def duration(seconds: float) -> str:
-    """`8 s`, `3 min 20 s`, `2 h 5 min`."""
-    s = max(1, round(seconds))
-    if s < 60:
-        return f"{s} s"
-    if s < 3600:
-        return f"{s // 60} min {s % 60} s"
-    return f"{s // 3600} h {s % 3600 // 60} min"
 
 
 def clock(seconds: float) -> str:

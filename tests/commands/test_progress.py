@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from workspace_kit import Lab, write
 
 from metasync import cli
+from metasync.codec import duration
 from metasync.events import Event, Notice, Phase, Progress, Transferred
 from metasync.terminal import bar as bars
 from metasync.terminal import console
-from metasync.terminal.progress import Meter, clock, duration
+from metasync.terminal.progress import Meter, clock
 from metasync.workspace import Workspace
 from metasync.worktree import merge_walk
 

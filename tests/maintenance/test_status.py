@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from metasync.reports.sync import Changes
 from metasync.store.placement import survives
 from metasync.terminal import backends_text, status_text
 from metasync.terminal.text import ago, since
+from metasync.transfer.estimates import ESTIMATES_KEY, Direction, Estimates
 from metasync.workspace import Workspace
 
 NOON = dt.datetime(2026, 11, 20, 12).astimezone()  # a Friday
@@ -227,3 +229,20 @@ def test_status_asks_no_more_than_it_needs(lab: Lab) -> None:
 
 
 REQUESTS_MAX = 8  # of one backend by a process that knows it
+
+
+def test_what_is_still_to_move_takes_as_long_as_the_slowest_line_takes(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"f": os.urandom(50_000)})
+    w.push()
+    w.set_copies(3)
+    (to,) = {"a", "b", "c"} - {n for n in ("a", "b", "c") if lab.objects(n, "packs")}
+    assert w.status().moving.seconds is None
+    for name, seconds in ((next(iter({"a", "b", "c"} - {to})), None), (to, w.status().moving.bytes / 100.0)):
+        known = Estimates()
+        known.end(known.begin(name, Direction.UP, 1 << 20, 0.0), 100 * 3600, 3600.0, 3600.0)
+        with w._session("test") as s:
+            s.db.set(ESTIMATES_KEY, known)
+            assert known.of(name, Direction.UP).bytes_per_s == 100.0
+        assert w.status().moving.seconds == seconds, name
+    assert "about " in "\n".join(backends_text.moving(w.status().moving))

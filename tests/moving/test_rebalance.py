@@ -142,8 +142,9 @@ def test_the_ninth_change_while_data_move_says_what_it_waits_for(lab: Lab) -> No
     fill(w, 2)
     for n in range(9):
         w.set_copies(2 + (n + 1) % 2, passphrase=PASSPHRASE)
-    with pytest.raises(UsageError, match="data of earlier changes still move"):
+    with pytest.raises(UsageError, match="data of earlier changes still move") as told:
         w.set_copies(2, passphrase=PASSPHRASE)
+    assert "moves them; then" in (told.value.next_step or ""), "nothing is known of lines that sent so little"
     w.backend_set("a", new_name="alpha")
     assert w.rebalance().is_whole
     w.set_copies(2, passphrase=PASSPHRASE)
@@ -546,7 +547,7 @@ def test_the_command(lab: Lab) -> None:
     assert "Would delete" in plan.out
     done = lab.cli("--json", "rebalance", "--read-data")
     assert done.code == 0, done.err
-    assert done.json["left"] == {"packs": 0, "bytes": 0}
+    assert done.json["left"] == {"packs": 0, "bytes": 0, "seconds": None}
     assert done.json["version"] is not None
     assert lab.cli("rebalance").out == "Nothing to move: all is where it belongs.\n"
     assert lab.cli("status").code == 0

@@ -318,9 +318,11 @@ def test_a_change_while_data_move_is_merged_if_it_can_be(bench: Bench, monkeypat
     with pytest.raises(UsageError, match=r"still move \(5 packs, .* the config before cannot be read"):
         completed(bench, old, raw)
     bench.s.previous = previous
+    bench.stands_in("still_moving", "", Moving(5, 500, 200.0))
     monkeypatch.setattr(moves, "may_merge", lambda _: False)
-    with pytest.raises(UsageError, match="and 8 changes were merged"):
+    with pytest.raises(UsageError, match="and 8 changes were merged") as told:
         completed(bench, old, raw)
+    assert "moves them, in about 3 min 20 s by what is known of the lines; then" in str(told.value.next_step)
     assert EARLIER_TAG not in dict(old.tags)
 
 
