@@ -79,3 +79,23 @@ def test_what_ran_out_of_room_or_was_not_begun_is_not_held(work: Workspace) -> N
     checkout.leave_out({b"h": "no room"})
     assert hold(checkout) is None
     assert checkout.plan is None, "it is paused all the same"
+
+
+@pytest.mark.parametrize("lacks", ["plan", "stage", "journal", "nothing"])
+def test_without_all_that_it_goes_on_with_it_is_not_held(work: Workspace, lacks: str) -> None:
+    """Nor where an earlier checkout's leavings are still to be taken up: they are not of this plan."""
+    if lacks == "nothing":
+        held(work)
+    checkout = Checkout(work.db, work.tree)
+    checkout.begin(CHANGES)
+    assert checkout.has_left == (lacks == "nothing")
+    if lacks == "plan":
+        checkout.plan = None
+    elif lacks == "stage":
+        assert checkout._stage is not None
+        checkout._stage.close()
+        checkout._stage = None
+    elif lacks == "journal":
+        work.db.set_value(PLAN_KEY.name, None)
+    assert hold(checkout) is None
+    assert checkout.plan is None, "it is paused all the same"

@@ -13,7 +13,7 @@ from forger_kit import Forger
 from paxos_world import change
 from test_counting import Logs
 
-from metasync.consensus import Ref, State, group, participant
+from metasync.consensus import Ref, State, group, leaps, new_era, participant
 from metasync.consensus.group import CONSTS_KEPT
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import Copy, const_path, created, get_anywhere
@@ -398,3 +398,68 @@ def test_a_copy_that_is_slow_holds_up_no_other(one: One) -> None:
     copies = [Copy(name, "x", bytes) for name in "ab"]
     assert one.do(get_anywhere(copies, 100, "an object")) == b"data"
     assert one.world.now < OP_TIMEOUT_S / 2
+
+
+# ---- behind floors, and behind a change that cannot be closed
+
+
+@pytest.mark.parametrize(
+    ("floor", "leads", "entries", "order"),
+    [
+        (True, False, 3, ["leap", "resolve"]),
+        (True, True, 3, ["leap", "gallop", "resolve"]),
+        (False, False, 3, ["gallop", "resolve"]),
+        (False, False, 0, ["resolve"]),
+    ],
+)
+def test_behind_a_floor_that_leads_nowhere_a_version_is_finished_by_its_logs(
+    one: One, monkeypatch: pytest.MonkeyPatch, floor: bool, leads: bool, entries: int, order: list[str]
+) -> None:
+    """Before it is looked ahead, which reads the floors of other versions; and where nobody is at work it never is."""
+    done, floors = list[str](), iter([floor])
+
+    def noting(what: str, found: Any = None) -> Any:
+        def task(*_: object, **__: object) -> Task:
+            done.append(what)
+            return found
+            yield
+
+        return task
+
+    def enter(at: State) -> Task:
+        values: dict[str, Any] = {"is_behind_floor": lambda: next(floors, False), "progress": lambda: entries}
+        values |= {name: lambda *_: None for name in ("begin", "hear", "decided", "quiet")}
+        return SimpleNamespace(v=at.v + 1, heard=set(), quorum=2, **values)
+        yield
+
+    ahead = replace(one.base, v=5)
+    monkeypatch.setattr(leaps, "leap", noting("leap", ahead if leads else None))
+    monkeypatch.setattr(group.learner, "_probe", noting("probe"))
+    monkeypatch.setattr(group.learner, "_gallop", noting("gallop"))
+    monkeypatch.setattr(group.learner, "_resolve", noting("resolve"))
+    newest = one.do(group.learner.get_recent(one.m, enter, one.base, 60.0))
+    assert newest == (ahead if leads else one.base)
+    assert [what for what in done if what != "probe"] == order
+
+
+@pytest.mark.parametrize("changed", [None, 6, 7])
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_a_version_is_one_to_restart_from_only_where_its_own_change_has_no_fence(
+    one: One, monkeypatch: pytest.MonkeyPatch, changed: int | None, is_fenced: bool
+) -> None:
+    """Of an earlier change, or one whose fence is known to stand, nothing is asked."""
+    known, why = replace(one.base, v=7), {"a": "its log is full"}
+    one.m.fenced = {known.hash} if is_fenced else set()
+
+    def task(found: Any) -> Task:
+        return found
+        yield
+
+    config = SimpleNamespace(changed=None if changed is None else (changed, b""))
+    monkeypatch.setattr(new_era, "fetch_state", lambda *_: task(one.base))
+    monkeypatch.setattr(new_era, "_read_through", lambda *_: task(None))
+    monkeypatch.setattr(new_era, "unclosable", lambda *_: why)
+    enter: Any = lambda _: task(SimpleNamespace(config=config))  # noqa: E731
+    found = one.do(new_era.unfenced(one.m, enter, known))
+    assert found == (why if changed == 7 and not is_fenced else {})
+    assert one.m.recovering == 0
