@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from disks_kit import Mac
-from workdir import DIR, Dir, Workspace, entry
+from workdir import DIR, Dir, Link, QuietDisk, Workspace, entry
 
-from metasync.checkout.plan import Change, Plan, replaceable, unfit
+from metasync.checkout.plan import TARGET_BYTES_SURE, Change, Plan, replaceable, unfit
+from metasync.errors import WorkspaceError
 from metasync.local.state_keys import UNPLACED, Unplaced
 from metasync.worktree.index import Row, load_rows, row_of, store_rows
 from metasync.worktree.names import Fold, Rules
@@ -140,3 +143,40 @@ def test_a_plan_of_another_folder_is_not_renumbered(work: Workspace) -> None:
     plan = planned(work)
     assert plan.on_device(17, 98) is plan
     assert plan.on_device(7, 99) is plan
+
+
+def test_on_a_disk_without_links_only_links_are_left_out(work: Workspace) -> None:
+    work.tree.rules = Rules(symlinks=False)
+    changes = Change(b"d", entry(DIR), None), Change(b"f", entry(b"1"), None), Change(b"l", entry(Link(b"x")), None)
+    assert judged(work, *changes) == {b"l": "this file system has no symlinks"}
+
+
+@pytest.mark.parametrize(("code", "is_left_out"), [(errno.ENAMETOOLONG, True), (errno.EIO, False)])
+def test_a_long_target_is_tried_and_a_disk_that_fails_is_none_that_refuses_it(
+    tmp_path: Path, code: int, is_left_out: bool
+) -> None:
+    tried: list[bytes] = []
+
+    class Refusing(QuietDisk):
+        def symlink(self, target: bytes, name: bytes, dir_fd: int) -> None:
+            tried.append(target)
+            raise OSError(code, os.strerror(code))
+
+    with Workspace(tmp_path, Refusing()) as work:
+        short = Change(b"short", entry(Link(b"t" * TARGET_BYTES_SURE)), None)
+        assert judged(work, short) == {}
+        assert tried == []
+        long = Change(b"long", entry(Link(b"t" * (TARGET_BYTES_SURE + 1))), None)
+        if is_left_out:
+            assert "longer than this file system takes" in judged(work, short, long)[b"long"]
+        else:
+            with pytest.raises(WorkspaceError):
+                judged(work, long)
+        assert len(tried) == 1
+
+
+def test_a_name_that_this_disk_cannot_hold_is_left_out_if_it_is_not_here(work: Workspace) -> None:
+    here = rows(work, {b"nul": b"1"})
+    work.tree.rules = Rules(reserved=True)
+    found = judged(work, Change(b"con", entry(b"2"), None), Change(b"nul", entry(b"2"), here[b"nul"]))
+    assert found.keys() == {b"con"}

@@ -13,8 +13,9 @@ from agreement_kit import X
 from workspace_kit import Lab, write
 
 from metasync.errors import DamagedError, UnreachableError, WorkspaceError
+from metasync.local.lock import GiveWay
 from metasync.local.spill import Large
-from metasync.local.state_keys import EXACT_KEY, KEPT_KEY, PLAN_KEY, TREE_KEY, UNPLACED, Unplaced
+from metasync.local.state_keys import EXACT_KEY, KEPT_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY, UNPLACED, Unplaced
 from metasync.objects.model import Entry, Kind
 from metasync.reports.sync import PullReport, Skipped
 from metasync.session import unreadable
@@ -393,3 +394,168 @@ def test_room_is_asked_for_what_is_left(monkeypatch: pytest.MonkeyPatch, begun: 
     part.db.values[PLAN_KEY.name] = b"a plan" if begun else None
     part.parts._check_room()
     assert asked == ([] if begun else [700])
+
+
+# ---- the plan of the turn before
+
+
+class Turned:
+    """A turn that gave way with a plan for `a`, and what the next one finds: what a test changes of it.
+
+    `held`: the paths whose rows were loaded at once.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, settled: bool = True) -> None:
+        self.held: list[set[bytes]] = []
+        self.rows: dict[bytes, str] = {b"a": "row", b"other": "row"}
+        self.base, self.target = at(1), at(2)
+        merge = SimpleNamespace(changes={b"a": FILE})
+        differing = {b"d"} if settled else None
+        rest: dict[str, Any] = dict.fromkeys(("theirs", "left", "maker"))
+        plan = pull.Plan(self._scan(), dict(self.rows), differing=differing, merge=merge, news={}, **rest)  # type: ignore[arg-type]
+        self.turns: Any = SimpleNamespace(left=pull._Turn(self.base.state, self.target.state, plan))
+        self.plan, self.seen, self.settled = plan, self._scan(put_rows={b"p": 1}, delete_rows={b"q": 1}), settled
+        monkeypatch.setattr(pull, "_look", self._look)
+        monkeypatch.setattr(pull, "rows_at", lambda _db, paths: {p: row for p, row in self.rows.items() if p in paths})
+
+    def _scan(self, **rows: Any) -> Any:
+        tree = SimpleNamespace(put={b"p": FILE}, gone={b"g"})
+        lists = {name: [name] for name in ("busy", "deleted", "missing", "unreadable", "skipped")}
+        return SimpleNamespace(tree=tree, base=SimpleNamespace(hold=self.held.append), **lists, **rows)
+
+    def _look(self, *_: object) -> Any:
+        return SimpleNamespace(seen=self.seen, is_settled=self.settled, theirs="theirs now")
+
+    def again(self) -> Any:
+        s: Any = SimpleNamespace(db=SimpleNamespace(unplaced=lambda: {b"u": ""}), ingest=lambda: None)
+        return pull._plan_again(s, self.base, self.target, self.turns, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_plan_is_gone_on_with_where_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch, settled: bool) -> None:
+    turned = Turned(monkeypatch, settled=settled)
+    turned.rows[b"other"] = "which the plan does not touch"
+    plan = turned.again()
+    assert plan.merge is turned.plan.merge
+    assert (plan.scan, plan.theirs) == (turned.seen, "theirs now")
+    assert plan.differing == ({b"d", b"p", b"q"} if settled else None)
+    assert turned.held == [{b"a", b"u"} | ({b"d", b"p", b"q"} if settled else set())]
+
+
+def test_without_a_plan_of_the_turn_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Turned(monkeypatch)
+    left = turned.turns.left
+    for turns in (None, SimpleNamespace(left=None), SimpleNamespace(left="of a first checkout")):
+        turned.turns = turns
+        assert turned.again() is None
+    for other in (left._replace(base=at(0).state), left._replace(target=at(3).state)):
+        turned.turns = SimpleNamespace(left=other)
+        assert turned.again() is None
+
+
+@pytest.mark.parametrize(
+    "what", ["put", "gone", "busy", "deleted", "missing", "unreadable", "skipped", "settled", "a row", "no row"]
+)
+def test_a_plan_is_made_anew_where_anything_of_it_changed(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    turned = Turned(monkeypatch)
+    if what in ("put", "gone"):
+        setattr(turned.seen.tree, what, {b"another": FILE})
+    elif what == "settled":
+        turned.settled = False
+    elif what == "a row":
+        turned.rows[b"a"] = "another"
+    elif what == "no row":
+        del turned.rows[b"a"]
+    else:
+        setattr(turned.seen, what, [])
+    assert turned.again() is None
+    assert turned.held == []
+
+
+# ---- what a turn has staged
+
+
+class Begun:
+    """A checkout that is begun, or gone on with: `needed`, as it was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, unfinished: bool = False) -> None:
+        self.needed: Any = "not begun"
+        self.brought: list[tuple[int, int]] = []
+        values = {UNFINISHED_KEY.name: True} if unfinished else {}
+        self.s: Any = SimpleNamespace(db=Db(**values))
+        monkeypatch.setattr(pull.agreement, "note_agreed", lambda *_: None)
+        monkeypatch.setattr(pull, "tell_brought", lambda _s, *brought: self.brought.append(brought))
+        monkeypatch.setattr(pull, "replaceable", lambda *_: None)
+
+    def begin(self, _changes: object, _commit: object, *, needed: Any, **_: object) -> list[bytes]:
+        self.needed = needed
+        return [b"all"]
+
+    def wanted(self, held: Any = None, theirs: dict[bytes, Entry] | None = None) -> list[bytes]:
+        scan = SimpleNamespace(deleted=[], tree={}, base={})
+        plan: Any = SimpleNamespace(
+            held=held, scan=scan, texts={}, rows={}, maker=None, theirs={} if theirs is None else theirs
+        )
+        state: Any = SimpleNamespace(v=2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BASE_KEY.__class__, "entry", lambda key, _value: (key.name, b""))
+            merged = {b"a": FILE, b"gone": None}
+            return pull._begin(self.s, at(1), SimpleNamespace(state=state), plan, self, merged)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("comes_to", "goes_on"), [(False, True), (True, False), (True, True)])
+def test_what_a_turn_staged_is_gone_on_with_if_it_is_of_this_plan_and_there(
+    monkeypatch: pytest.MonkeyPatch, comes_to: bool, goes_on: bool
+) -> None:
+    begun = Begun(monkeypatch)
+    held = SimpleNamespace(comes_to=lambda _: comes_to, brought=(1, 20))
+    monkeypatch.setattr(pull, "go_on", lambda *_: [b"rest"] if goes_on else None)
+    is_held = comes_to and goes_on
+    assert begun.wanted(held) == ([b"rest"] if is_held else [b"all"])
+    assert begun.brought == ([(1, 20)] if is_held else [])
+    assert (begun.needed == "not begun") == is_held
+
+
+def test_what_may_be_here_alone_needs_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what is agreed with these bytes; and where a first checkout goes on, nothing is known to be here alone."""
+    begun = Begun(monkeypatch)
+    begun.wanted()
+    assert begun.needed == {b"a"}
+    begun.wanted(theirs={b"a": FILE._replace(mode=0o600)})
+    assert begun.needed == set()
+    begun = Begun(monkeypatch, unfinished=True)
+    begun.wanted()
+    assert begun.needed is None
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_turn_that_gives_way_leaves_its_plan_and_what_it_staged(
+    monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """While it stages, the turn before is forgotten: more is staged than that one knows of."""
+    turned = Turned(monkeypatch)
+    turns: Any = turned.turns if others else None
+    seen: list[Any] = []
+
+    def deliver(*_: object, **__: object) -> None:
+        seen.append(turned.turns.left)
+        raise GiveWay
+
+    for name, what in {
+        "Checkout": lambda *_: "checkout",
+        "_begin": lambda *_: [],
+        "_sources": lambda *_: {},
+        "_ours": lambda *_: set(),
+        "deliver": deliver,
+        "hold": lambda checkout: f"held of a {checkout}",
+    }.items():
+        monkeypatch.setattr(pull, name, what)
+    s: Any = SimpleNamespace(listener=lambda _: None, db=SimpleNamespace(unplaced=dict), tree=None)
+    with pytest.raises(GiveWay):
+        pull._check_out(s, turned.base, turned.target, turned.plan, None, lambda: None, turns)  # type: ignore[arg-type]
+    if others:
+        assert seen == [None]
+        left = turned.turns.left
+        assert (left.base, left.target) == (turned.base.state, turned.target.state)
+        assert left.plan.merge is turned.plan.merge
+        assert left.plan.held == "held of a checkout"
