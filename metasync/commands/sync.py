@@ -182,10 +182,10 @@ def check(options: Options, read_data: bool, repair: bool) -> None:
     Compares names and sizes on every backend; --read-data reads every copy. Where the same is wrong with many packs of
     a backend, they are counted; --verbose names each.
 
-    --repair stores again what is missing or damaged, from other copies. Of what no backend has, it stores what this
-    folder has, and names the rest. Nothing is deleted. With --read-data it also finds copies that were altered, and
-    packs in which a device has listed what is not in them. It also puts back into the index what a
-    version left out of it though older versions need it.
+    --repair stores again what is missing or damaged, from other copies. Of what no backend has, it stores what any file
+    in this folder has, pushed or not, and names the rest. Nothing is deleted. With --read-data it also finds copies
+    that were altered, and packs in which a device has listed what is not in them. It also puts back into the index what
+    a version left out of it though older versions need it.
 
     \b
     Example:

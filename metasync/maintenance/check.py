@@ -14,7 +14,7 @@ from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.errors import MetaSyncError
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
-from metasync.maintenance import untrue_rows
+from metasync.maintenance import matching_files, untrue_rows
 from metasync.maintenance.holdings import knows_all
 from metasync.maintenance.lost import nowhere as paths_nowhere
 from metasync.maintenance.rejoin import rejoin
@@ -158,13 +158,17 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         untrue_rows.add_deltas(s, agreed, rows)
     repaired, names, untrue = None, s.names, untrue_rows.told(s, agreed, rows)
     nowhere, broken = _missing(s, agreed, rows)
-    if repair and (looked.found or nowhere or broken or rows):
+    is_wrong = bool(looked.found or nowhere or broken or rows)
+    lacks = bool(nowhere or broken) or (repair and matching_files.lacks(s, agreed))
+    if repair and (is_wrong or lacks):
         findings = [finding for _, finding in looked.found.values()]
-        repaired, agreed = mended(s, agreed, findings, bool(nowhere or broken), rows)
+        repaired, agreed = mended(s, agreed, findings, lacks, rows)
         left = agreed.index.packs()
         rows.keep(left.__contains__)
         nowhere, broken = _missing(s, agreed, rows)
         repaired = replace(repaired, found=looked.problems, untrue=untrue)
+        if not is_wrong and repaired == Repaired():
+            repaired = None  # what older versions lack is not here either
         untrue = tuple(one for one in untrue if any(pack[1] == one.pack for pack in rows.packs()))
         now = Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
     wanted = s.transfer.placement.copies

@@ -8,7 +8,7 @@ version in a file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, Sequence
 from typing import Final, NamedTuple
 
 from metasync.consensus import ZERO_HASH, State
@@ -24,6 +24,7 @@ from metasync.session import left_out, unreadable
 from metasync.session.session import Agreed, Session
 from metasync.store.deltas import Given
 from metasync.transfer.contents import Contents
+from metasync.worktree.index import pack_entry, unpack_entry
 
 PATHS_HELD: Final = 20_000
 NAMED_MAX: Final = 10  # of the paths that an error names
@@ -42,9 +43,21 @@ class Found:
     def __init__(self) -> None:
         self._paths: MutableMapping[bytes, bytes] = {}
 
-    def add(self, path: bytes) -> None:
-        self._paths[path] = b""
+    def add(self, path: bytes, entry: Entry | None = None) -> None:
+        """Adds a path. `entry`: what it has, for `but`."""
+        self._paths[path] = b"" if entry is None else pack_entry(entry)
         self._paths = grown(self._paths, PATHS_HELD, bytes, bytes)
+
+    def but(self, is_found: Callable[[Entry], bool]) -> Found:
+        """The same without paths whose entries are found after all."""
+        out = Found()
+        for path, packed in self._paths.items():
+            if not packed or not is_found(unpack_entry(packed)):
+                out.add(path)
+        return out
+
+    def __bool__(self) -> bool:
+        return len(self._paths) > 0
 
     def all(self) -> Sequence[bytes]:
         """They all, ascending."""

@@ -1,4 +1,5 @@
-"""Makes whole what `check` found: copies of packs from other copies, and lost objects from this folder and its cache.
+"""Makes whole what `check` found: copies of packs from other copies, and lost objects from this device, wherever it has
+them (`matching_files`).
 
 A pack that nobody has any more leaves the index, and what this device has of its objects is stored anew. So no push
 takes for stored what is lost, and each device that repairs adds what it alone has. A pack is given up only when every
@@ -10,7 +11,7 @@ Nothing is deleted here, so two devices may repair the same at once: the same by
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
@@ -21,9 +22,10 @@ from metasync.errors import BackendError, MetaSyncError, NoQuorumError, Workspac
 from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.maintenance import matching_files
 from metasync.maintenance.lost import Found, Unread, gone_files, held, lacking
+from metasync.maintenance.matching_files import storing
 from metasync.maintenance.untrue_rows import NO_ROWS, UntrueRows, true_index
-from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import Entry, ObjectKind
 from metasync.objects.walk_large import Losses, gather
 from metasync.reports.backends import Repaired
@@ -75,7 +77,7 @@ def repair(
     if not lost and not nowhere and not untrue:
         return out, agreed
     for _ in range(LOST_ROUNDS_MAX):
-        given = give_back(s, agreed, lost, are_all_heard=not away, untrue=untrue)
+        given = give_back(s, agreed, lost, are_all_heard=not away, untrue=untrue, are_all=True)
         if given.root is None:
             return out, agreed
         state, mine = name_in_index(s, agreed.state, given.root)
@@ -142,9 +144,12 @@ def give_back(
     *,
     are_all_heard: bool = False,
     untrue: UntrueRows = NO_ROWS,
+    are_all: bool = False,
 ) -> Given:
     """Stores anew what the newest version needs and no pack gives, and what the packs `lost` held, as far as this
-    folder or its cache has it. The index that is stored names the lost packs no more.
+    folder, in whatever file, or its cache has it. The index that is stored names the lost packs no more.
+
+    `are_all`: also what older versions need and no pack gives.
 
     `are_all_heard`: what no backend has told is nowhere. Then packs with deltas that cannot be opened leave it, too.
     `untrue`: the packs with these rows leave it, too, as far as all else that lies in them is stored anew.
@@ -162,6 +167,10 @@ def give_back(
     lost = [*lost, *(p for p in doubted if _is_free(there.index, agreed.index, p, upload))]
     agreed = left(lost)
     missing = _store_tree(s, agreed, upload)
+    if are_all or missing:
+        listed = (o.id for p in lost for o in there.index.inside(p))
+        found = matching_files.find(s, agreed, _known(agreed.index, upload), upload, listed, are_all=are_all)
+        missing = missing.but(found)
     if are_all_heard and (broken := [*deltas.dangling(agreed.index, upload.__contains__).values()]):
         rest = left([*lost, *broken]).index
         for record in broken:
@@ -178,7 +187,7 @@ def give_back(
             gone.add(object_id)
             if not untrue.has(pack.id, object_id):
                 was_there.add(object_id)
-    return Given(stored, upload.bytes_stored, missing, gone, len(gone) - len(was_there))
+    return Given(stored, upload.bytes_stored, missing.all(), gone, len(gone) - len(was_there))
 
 
 def upload_for(s: Session, agreed: Agreed) -> Upload:
@@ -250,24 +259,29 @@ def store_read(contents: Contents, ids: Sequence[bytes], upload: Upload) -> None
         upload.add(kind, object_id, data)
 
 
-def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Sequence[bytes]:
+def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Found:
     """Of the newest version: directories, its snapshot, and files as they stand here. -> files that cannot be had."""
+    missing = Found()
     if agreed.tree_root is None:
-        return ()
+        return missing
     known, contents = _known(agreed.index, upload), s.contents(agreed)
-    ingest, missing, unread = s.ingest(sink=upload.add, known=known), Found(), Unread(contents)
+    ingest, unread = s.ingest(sink=upload.add, known=known), Unread(contents)
+
+    def store(kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        if not known(object_id):
+            upload.add(kind, object_id, data)
 
     def take(entries: list[tuple[bytes, Entry]]) -> None:
         for path, entry in lacking(contents, agreed, entries, unsure=True):
             if not reread(s.tree, path, entry, ingest):
-                missing.add(path)
+                missing.add(path, entry)
 
     def told(prefix: bytes, _: bytes) -> None:
         missing.add(prefix or b"/")
 
     tree = gather(agreed.tree_root, contents.size_of, take, held, Losses(told))
     try:
-        contents.walk(_storing(tree, known, upload), on_lost=unread)
+        contents.walk(storing(tree, store), on_lost=unread)
         if not known(agreed.state.master):
             snapshot = contents.load(ObjectKind.SNAPSHOT, [agreed.state.master])[agreed.state.master]
             upload.add(ObjectKind.SNAPSHOT, agreed.state.master, snapshot)
@@ -275,23 +289,7 @@ def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Sequence[bytes]:
         unread.why = e
     if unread.why is not None:
         s.listener(Notice(f"the newest version cannot be read: {unread.why.message}", warning=True))
-    return missing.all()
-
-
-def _storing(
-    walk: Generator[Needs, Bytes, None], known: Callable[[bytes], bool], upload: Upload
-) -> Generator[Needs, Bytes, None]:
-    """The same walk. What it reads and is not `known` is stored."""
-    needs = next(walk, None)
-    while needs is not None:
-        got = yield needs
-        for object_id, data in got.items():
-            if not known(object_id):
-                upload.add(needs[0], object_id, data)
-        try:
-            needs = walk.send(got)
-        except StopIteration:
-            return
+    return missing
 
 
 def name_in_index(s: Session, base: State, index: Ref | None) -> tuple[State, bool]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attack_kit import Insider, insider
 from delta_kit import edited, write_deltas
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import Lab, forget_bases, tree_of, write
 
 from metasync.consensus import JOURNAL_KEY, Change
 from metasync.maintenance import duplicates, repair, untrue_rows
@@ -220,6 +220,7 @@ def test_what_nobody_has_is_said_to_be_gone_by_name(lab: Lab) -> None:
     for name in ("d/photo", "d/again"):
         (Path(victim.directory) / name).unlink()
         (Path(mallory.directory) / name).unlink()
+    forget_bases(victim, mallory)
     mallory.check(repair=True)
     report = victim.check(read_data=True, repair=True)
     assert report.untrue == () and report.repaired is not None

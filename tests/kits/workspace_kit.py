@@ -78,6 +78,12 @@ def write(root: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(data)
 
 
+def forget_bases(*workspaces: Workspace) -> None:
+    """Drops the old chunks that devices keep for deltas, of which a repair would give back what was lost."""
+    for workspace in workspaces:
+        shutil.rmtree(Path(workspace.directory) / ".metasync" / "bases", ignore_errors=True)
+
+
 class Ran(NamedTuple):
     """How a command ended."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from attack_kit import Insider, insider
-from workspace_kit import PASSPHRASE, Lab, flip, tree_of, write
+from workspace_kit import PASSPHRASE, Lab, flip, forget_bases, tree_of, write
 
 from metasync.codec import u64
 from metasync.consensus import JOURNAL_KEY, NOTHING, Change
@@ -1017,6 +1017,7 @@ def test_a_file_that_nobody_has_stops_no_collection(six: Workspace, two: Workspa
         for path in lab.objects(store, "packs"):
             if path.name in names:
                 path.unlink()
+    forget_bases(six)
     assert six.check(repair=True).repaired
     six.tag("2", "draft")
     six.tag("5", "other")

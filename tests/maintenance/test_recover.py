@@ -29,6 +29,7 @@ from metasync.local.state_keys import TREE_KEY
 from metasync.runtime.effects import Sleep
 from metasync.session.folder import ERA_KEY
 from metasync.workspace import Workspace
+from metasync.worktree.bases import BaseCache
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -225,6 +226,21 @@ def test_data_that_no_copy_is_left_of_is_stored_anew_from_the_folder(lab: Lab) -
     one.push()
     assert one.check(read_data=True).lost == ()
     assert files(lab.clone(lab.urls("a")).directory) == files(one.directory)
+
+
+def test_what_moved_in_the_folder_is_given_back_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseCache, "keep", lambda *_, **__: None)
+    one = lab.init(lab.urls("a", "b", "c"), replicas=1)
+    lab.hurry()
+    for n in range(12):
+        write(one.directory, {f"f{n}": b"%d" % n * 100})
+        one.push()
+    for n in range(12):
+        (one.directory / f"f{n}").rename(one.directory / f"moved {n}")
+    lose(lab, "b", "c")
+    report = lab.reopen(one).recover(["b", "c"], PASSPHRASE, confirm="docs")
+    assert report.stored_again and report.missing == ()
+    assert files(lab.clone(lab.urls("a")).directory) == {f"f{n}": b"%d" % n * 100 for n in range(12)}
 
 
 def test_a_pack_is_not_lost_because_a_store_was_busy(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from content_kit import noise
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import Lab, forget_bases, tree_of, write
 
 from metasync.maintenance import repair
+from metasync.maintenance.lost import Found
 from metasync.reports.backends import Repaired
 from metasync.session import agreement
 
@@ -130,6 +131,7 @@ def test_what_one_device_changed_another_gives_back(lab: Lab) -> None:
     for path in packs(lab):
         path.unlink()
     write(Path(w.directory), {"f3": b"edited"})
+    forget_bases(w)
     done = repaired(w)
     assert [(g.path, g.first) for g in done.gone] == [(b"f3", 1)]
     assert w.check().lost == (), "what is lost is told once"
@@ -152,7 +154,7 @@ def test_a_version_that_no_pack_has_is_stored_by_whoever_has_it_cached(
     w = pushed(lab, files=2)
     with monkeypatch.context() as patch, w._session("test") as s:
         patch.setattr(repair, "_store_objects", lambda *_: None)
-        patch.setattr(repair, "_store_tree", lambda *_: ())
+        patch.setattr(repair, "_store_tree", lambda *_: Found())
         agreed = agreement.newest(s)
         given = repair.give_back(s, agreed, [*agreed.index.packs().values()])
         repair.name_in_index(s, agreed.state, given.root)
@@ -184,6 +186,7 @@ def test_a_file_that_nobody_has_blocks_nothing_else(lab: Lab) -> None:
     for path in packs(lab):
         path.unlink()
     write(Path(w.directory), {"f3": b"edited"})
+    forget_bases(w)
     assert repaired(w).gone
     assert repaired(w).version is None, "there is nothing more to be named"
     with w._session("test") as s:
