@@ -408,8 +408,11 @@ class _Collection:
         def is_missed(object_id: bytes) -> bool:
             return object_id in marked and object_id not in index
 
+        is_shown = self.duplicates.shown(index, s.contents(base), marked)
+        missed = is_missed if found.plan.missing else None
         refusals = self._refusals(base)
-        out = sweep.sweep(s, index.packs(), base.state.min_gen, refusals, is_missed if found.plan.missing else None)
+        named, fence, gone = index.packs(), base.state.min_gen, found.plan.gone
+        out = sweep.sweep(s, named, fence, refusals, missed, planned=gone, is_shown=is_shown)
         for name, packs in (before.packs if before is not None else {}).items():
             out.packs[name] += packs
             out.bytes[name] += before.bytes[name] if before is not None else 0
@@ -448,7 +451,7 @@ class _Collection:
             notes = (*notes, f"{what} in no pack that is agreed. {more}")
         if swept.spared:
             packs = "1 copy of a pack was" if swept.spared == 1 else f"{swept.spared:,} copies of packs were"
-            notes = (*notes, f"{packs} spared: they may hold what is missing.")
+            notes = (*notes, f"{packs} spared: they may hold what is missing, or nowhere else.")
         if swept.away:
             away = ", ".join(sorted(swept.away))
             notes = (*notes, f"not all may be gone on {away}: the rest goes with a `metasync gc` when all answer.")

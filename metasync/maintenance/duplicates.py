@@ -7,9 +7,10 @@ others have its objects, these are read there. Where they are not what their ids
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from metasync.local.spill import IdSet
 from metasync.store.collection import Plan
 from metasync.store.deltas import is_relied_on
 from metasync.store.index import Index, PackId
@@ -34,6 +35,7 @@ class Duplicates:
     def __init__(self) -> None:
         self._sound: set[tuple[bytes, PackId]] = set()
         self._left_bytes = READ_BYTES_MAX
+        self._there = IdSet()  # needed objects that were read, wherever
 
     def in_doubt(self, index: Index, contents: Contents, plan: Plan, needed: Container[bytes]) -> set[PackId]:
         """The packs that go by the plan and have to stay: the others were not shown to have what is in them."""
@@ -52,6 +54,27 @@ class Duplicates:
                 doubted |= self._read(contents, some)
                 some, size = [], 0
         return doubted | self._read(contents, some)
+
+    def shown(self, index: Index, contents: Contents, needed: Container[bytes]) -> Callable[[Sequence[bytes]], bool]:
+        """-> whether all that is needed of these objects was read now where the index says that it lies.
+
+        For packs that an index does not name, and no plan of this run let go: whoever did may have said of a pack of
+        its own that it has the same.
+        """
+
+        def is_shown(ids: Sequence[bytes]) -> bool:
+            wanted = [i for i in dict.fromkeys(ids) if i in needed and i not in self._there]
+            size = sum(contents.size_of(i) for i in wanted)
+            if any(i not in index for i in wanted) or size > self._left_bytes:
+                return False
+            self._left_bytes -= size
+            there: set[bytes] = set()
+            contents.fetch(wanted, lambda got: there.update(o.id for o, _ in got), on_lost=lambda *_: None)
+            for i in there:
+                self._there.add(i)
+            return all(i in there for i in wanted)
+
+        return is_shown
 
     def _read(self, contents: Contents, some: list[_Copy]) -> set[PackId]:
         """Reads objects where they are said to lie, too. -> the packs of those that are not there."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeAlias
 
 from metasync.consensus import Ref
-from metasync.errors import BackendError, MetaSyncError, NotFoundError, UnreachableError
+from metasync.errors import BackendError, MetaSyncError, NotFoundError, UnreachableError, UpgradeError
 from metasync.events import Progress
 from metasync.runtime.effects import Op, Reply, Urgency, each
 from metasync.session.session import Session
@@ -37,7 +37,7 @@ _NAME: Final = re.compile("[0-9a-f]{64}")
 class Swept:
     """By backend: how many packs were deleted there, and their bytes. `away`: where something may be left, and why.
 
-    `spared`: copies that may hold what is missing.
+    `spared`: copies that may hold what is missing, or is nowhere else.
     """
 
     packs: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -80,18 +80,22 @@ def sweep(
     min_gen: int,
     refusals: Refusals,
     is_missed: Callable[[bytes], bool] | None = None,
+    *,
+    planned: Collection[PackId] = (),
+    is_shown: Callable[[Sequence[bytes]], bool] | None = None,
 ) -> Swept:
     """Deletes what may go on all backends within reach. `named`, `min_gen`: of one decided state, see `may_go`.
 
     `refusals`: where nothing may be deleted by that state yet, and why; asked for when there is something to delete.
     `is_missed`: whether an object is needed and in no pack that is named, where there is such a one. Then a copy goes
-    only if its bytes prove that it holds none.
+    only if its bytes prove that it holds none. `planned`: the packs of which this run has seen that others have what is
+    needed of them. Any other goes only if that `is_shown` of what it holds: who let it go may have lied.
     """
     out = Swept()
     going: Iterator[Copy] = (copy for copy in listed(s, out.away, min_gen) if may_go(copy.id, named, min_gen))
     going = _where_it_may(going, refusals, out)
-    if is_missed is not None:
-        going = _without_missed(s, going, is_missed, out)
+    if is_missed is not None or is_shown is not None:
+        going = _without_needed(s, going, planned, is_missed, is_shown or (lambda _: True), out)
     done = 0
     while some := list(islice(going, DELETED_AT_ONCE)):
         ops = {c.backend + "/" + c.path: Op(c.backend, "delete", c.path, urgency=Urgency.LATER) for c in some}
@@ -116,31 +120,45 @@ def _where_it_may(copies: Iterator[Copy], refusals: Refusals, out: Swept) -> Ite
             yield copy
 
 
-def _without_missed(
-    s: Session, copies: Iterator[Copy], is_missed: Callable[[bytes], bool], out: Swept
+def _without_needed(
+    s: Session,
+    copies: Iterator[Copy],
+    planned: Collection[PackId],
+    is_missed: Callable[[bytes], bool] | None,
+    is_shown: Callable[[Sequence[bytes]], bool],
+    out: Swept,
 ) -> Iterator[Copy]:
-    """Those of these copies that were read whole and hold nothing that is missed."""
+    """Those of these copies that were read whole and hold nothing that is missed, or may be nowhere else."""
     known: dict[PackId, bool] = {}
     for copy in copies:
-        if copy.id not in known and (found := _holds(s, copy, is_missed)) is not None:
-            known[copy.id] = found
+        if copy.id in planned and is_missed is None:
+            yield copy
+            continue
+        if copy.id not in known:
+            held = _held(s, copy, is_sure=is_missed is not None)
+            if held is not None:
+                known[copy.id] = any(map(is_missed, held)) if is_missed is not None else False
+                known[copy.id] |= copy.id not in planned and not is_shown(held)
         if known.get(copy.id, True):
             out.spared += 1
         else:
             yield copy
 
 
-def _holds(s: Session, copy: Copy, is_missed: Callable[[bytes], bool]) -> bool | None:
-    """Whether a pack holds what is missed; None: this copy cannot tell."""
+def _held(s: Session, copy: Copy, *, is_sure: bool) -> Sequence[bytes] | None:
+    """What a pack holds; None: this copy cannot tell. One that is not what its name says holds nothing, unless another
+    copy may be asked (`is_sure`)."""
     op = Op(copy.backend, "get", copy.path, max_bytes=PACK_BYTES_MAX, timeout_s=LIST_TIMEOUT_S, urgency=Urgency.LATER)
     reply: Reply = s.runtime.run(each({"": op}))[""]
     if reply.error is not None:
         return None
     try:
         _, footer = read_footer(reply.value, copy.id[1], s.form)
-    except MetaSyncError:
+    except UpgradeError:
         return None
-    return any(is_missed(o.id) for o in footer.objects)
+    except MetaSyncError:
+        return None if is_sure else ()
+    return [o.id for o in footer.objects]
 
 
 # ---- records beside the logs

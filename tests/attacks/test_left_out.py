@@ -14,13 +14,21 @@ from test_false_rows import list_in_a_pack_of_its_own
 from test_unreadable_version import _change, _put, _with_segment
 from workspace_kit import PASSPHRASE, Lab, forget_bases, tree_of, write
 
-from metasync import consensus
 from metasync.errors import DamagedError, UnreachableError, UnreadableError, UsageError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.maintenance import check, matching_files, rejoin
 from metasync.objects.model import ObjectKind
-from metasync.store.index import INLINE_TAG, IndexRoot, Ref, RootItem, encode_root, encode_segment, make_segment
+from metasync.store.index import (
+    INLINE_TAG,
+    IndexRoot,
+    Ref,
+    RootItem,
+    decode_segment,
+    encode_root,
+    encode_segment,
+    make_segment,
+)
 from metasync.store.retention import parse as parse_policy
 from metasync.workspace import Workspace
 
@@ -36,14 +44,19 @@ def _tombstones(m: Insider) -> int:
     return _with_segment(m, encode_segment(make_segment((), packs)))
 
 
-def _without(m: Insider, object_id: bytes) -> consensus.Ref:
-    """Stores the index without one object."""
+def _without(m: Insider, object_id: bytes) -> bytes:
+    """A segment of all that the index has but one object."""
     index = m.base.index
-    segment = make_segment((r, [o for o in index.inside(r) if o.id != object_id]) for r in index.packs().values())
-    data = encode_segment(segment)
-    tags = ((INLINE_TAG, data),)
+    return encode_segment(
+        make_segment((r, [o for o in index.inside(r) if o.id != object_id]) for r in index.packs().values())
+    )
+
+
+def _with_only(m: Insider, data: bytes, **changes: Any) -> int:
+    """Has a version agreed whose index is this one segment."""
+    segment, tags = decode_segment(data), ((INLINE_TAG, data),)
     item = RootItem(Ref(m.base.state.gen, sha256(data)), len(data), len(segment), len(segment.packs), tags)
-    return _put(m, encode_root(IndexRoot((item,))))
+    return _change(m, index=_put(m, encode_root(IndexRoot((item,)))), **changes)
 
 
 @pytest.fixture
@@ -115,7 +128,7 @@ def test_an_object_of_an_old_version_alone_is_missed(victim: Workspace, lab: Lab
     with victim._session("test") as s:
         old = s.ids.blob(OLD[0])
 
-    bad = _left_out(lab, lambda m: _change(m, index=_without(m, old)))
+    bad = _left_out(lab, lambda m: _with_only(m, _without(m, old)))
     _later(victim, 2)
     with pytest.raises(DamagedError, match=f"version {bad}, which mallory wrote, left that out") as raised:
         victim.read(b"f", "1")
@@ -393,7 +406,7 @@ def test_a_collection_keeps_older_indexes_while_contents_are_missed(victim: Work
         gen = m.base.state.gen + 1
         _change(m, gen=gen)
     with insider(mallory) as m:
-        bad = _change(m, index=_without(m, old), min_gen=gen)
+        bad = _with_only(m, _without(m, old), min_gen=gen)
     third = lab.clone(lab.urls("a", "b", kind="memory"), device="third")
     assert third.gc().missing == 1
     assert third.gc().missing == 1
@@ -512,3 +525,45 @@ def _raising(error: Exception) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def test_a_collection_deletes_no_pack_of_which_another_is_only_said_to_have_all(lab: Lab) -> None:
+    """A device lists all that a pack has in one of its own, over other bytes, and leaves out the true one. That looks
+    like what a broken push left. Collections keep it, and repairs put back what it has."""
+    urls, files = lab.urls("a", "b"), {f"x{n}": random.Random(n).randbytes(60_000) for n in range(90)}
+    kept = lab.init(urls)
+    write(kept.directory, files)
+    kept.push()
+    with kept._session("test") as s:
+        index = s.base().index
+        true = next(r for r in index.packs().values() if not index.inside(r, blobs=False))
+        ids = {o.id for o in index.inside(true)}
+        hidden = {name for name, data in files.items() if s.ids.blob(data) in ids}
+    assert len(hidden) > 10
+    for name in hidden:
+        (kept.directory / name).unlink()
+    write(kept.directory, {"f": b"later"})
+    kept.push(force=True)
+    mallory = lab.clone(urls, device="mallory")
+    with insider(mallory) as m:
+        for n, object_id in enumerate(sorted(ids)):
+            m._upload.add(ObjectKind.BLOB, object_id, b"not it %d" % n)
+        m._upload.seal()
+        with m.s.indexes.storing(m.base.state, m.base.root, m.base.segments, m._upload.index_segments()) as stored:
+            m._upload.finish()
+            _change(m, index=stored()[-1])
+    with insider(mallory) as m:
+        index = m.base.index
+        segment = make_segment((r, index.inside(r)) for r in index.packs().values() if r.id != true.id)
+        bad = _with_only(m, encode_segment(segment))
+    for _ in range(3):
+        assert kept.gc().missing == 0
+    assert lab.clone(urls, device="third").gc().missing == 0
+    for read_data in (True, False):
+        report = kept.check(read_data=read_data, repair=True)
+    assert report.repaired is not None
+    assert [(one.version, one.device) for one in report.repaired.left_out][-1:] == [(bad, "mallory")]
+    assert {name: kept.read(name.encode(), "1") for name in hidden} == {name: files[name] for name in hidden}
+    kept.gc()
+    assert kept.gc().notes == ()
+    assert {name: kept.read(name.encode(), "1") for name in hidden} == {name: files[name] for name in hidden}

@@ -86,9 +86,9 @@ def test_a_collection_tells_a_backend_that_missed_the_vote(
     deaf = Deaf(lab, monkeypatch, "c")
     real = sweep.sweep
 
-    def heard_again(*args: Any) -> sweep.Swept:
+    def heard_again(*args: Any, **options: Any) -> sweep.Swept:
         deaf.is_deaf = False
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(sweep, "sweep", heard_again)
     report = six.gc(LAST)
