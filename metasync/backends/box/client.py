@@ -138,11 +138,7 @@ class Client:
 
 def _library(session: BoundedSession) -> Any:
     """Box's client over our session; it asks for the token of the call that is being made, and repeats nothing."""
-    from box_sdk_gen import BoxClient
-    from box_sdk_gen.networking.auth import Authentication
-    from box_sdk_gen.networking.box_network_client import BoxNetworkClient
-    from box_sdk_gen.networking.network import NetworkSession
-    from box_sdk_gen.networking.retries import RetryStrategy
+    from box_sdk_gen import Authentication, BoxClient, BoxNetworkClient, NetworkSession, RetryStrategy
 
     class Shown(Authentication):
         """The library asks for nothing else of a login."""

@@ -138,7 +138,7 @@ class Feed:
         raise NotFoundError(f"{attempt}: an event does not say what changed")
 
     def _news(self, attempt: str, position: str) -> _News:
-        from box_sdk_gen.managers.events import GetEventsStreamType
+        from box_sdk_gen import GetEventsStreamType
 
         if not position.isdigit():
             raise NotFoundError(f"{attempt}: this cursor is too old")
@@ -161,7 +161,7 @@ def _item(file: File, whole: str, path: str) -> Item:
 
 
 def _now(box: Any) -> Any:
-    from box_sdk_gen.managers.events import GetEventsStreamType
+    from box_sdk_gen import GetEventsStreamType
 
     return box.events.get_events(stream_type=GetEventsStreamType.CHANGES, stream_position="now")
 

@@ -163,7 +163,7 @@ class Files:
 
     def _upload(self, attempt: str, path: str, data: bytes, *, folder: str = "", file_id: str = "") -> File:
         """Stores bytes, and checks what Box says of them. Box compares them with the SHA-1 that is sent along."""
-        from box_sdk_gen.managers.uploads import (
+        from box_sdk_gen import (
             UploadFileAttributes,
             UploadFileAttributesParentField,
             UploadFileVersionAttributes,

@@ -75,7 +75,7 @@ class Folders(FolderById[Client]):
 
     def make(self, attempt: str, name: str, parent: str) -> str:
         """A new folder, or the one that is there."""
-        from box_sdk_gen.managers.folders import CreateFolderParent
+        from box_sdk_gen import CreateFolderParent
 
         try:
             made = self.client.ask(
@@ -118,7 +118,7 @@ class Folders(FolderById[Client]):
 
     def taken(self, attempt: str, name: str, folder: str) -> Any:
         """What has a name in a folder; None if it is free."""
-        from box_sdk_gen.managers.uploads import PreflightFileUploadCheckParent
+        from box_sdk_gen import PreflightFileUploadCheckParent
 
         try:
             self.client.ask(

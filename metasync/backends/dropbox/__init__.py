@@ -132,13 +132,13 @@ class DropboxBackend:
         return int(self._file("stat", path).size)
 
     def list(self, path: str) -> tuple[Listed, ...]:
-        from dropbox.files import FileMetadata, FolderMetadata
+        from dropbox import files
 
         split_folder(path)
         found: dict[str, Listed] = {}
         for entry in self._entries("list", path, recursive=False):
-            if is_name(entry.name) and isinstance(entry, FileMetadata | FolderMetadata):
-                found[entry.name] = Listed(entry.name, entry.size if isinstance(entry, FileMetadata) else None)
+            if is_name(entry.name) and isinstance(entry, files.FileMetadata | files.FolderMetadata):
+                found[entry.name] = Listed(entry.name, entry.size if isinstance(entry, files.FileMetadata) else None)
         return tuple(sorted(found.values(), key=lambda entry: entry.name))
 
     def delete(self, path: str) -> None:
@@ -189,7 +189,7 @@ class DropboxBackend:
 
     def inventory(self, path: str, cursor: str) -> Inventory:
         """By the feed of the folder. What it says of a folder that is gone is an item as well: all below it is gone."""
-        from dropbox.files import DeletedMetadata, FolderMetadata
+        from dropbox import files
 
         split_path(path)
         attempt = self._attempt("list", path)
@@ -200,14 +200,14 @@ class DropboxBackend:
                 raise
             return Inventory((), "", False)  # nothing was stored there yet; there is nothing to have a feed of
         root = self._found(attempt).lower
-        if not all(entry.path_lower or isinstance(entry, FolderMetadata) for entry in page.entries):
+        if not all(entry.path_lower or isinstance(entry, files.FolderMetadata) for entry in page.entries):
             raise _other(attempt)  # what cannot be named would be missing
         told = [entry.path_lower for entry in page.entries if entry.path_lower]
         if not all(f"{lower}/".startswith(f"{root}/") for lower in told):
             self._root.gone()
             raise NotFoundError(f"{attempt}: the folder was moved meanwhile")
         above = root.count("/") + path.count("/") + 1
-        if any(isinstance(e, DeletedMetadata) and (e.path_lower or "").count("/") <= above for e in page.entries):
+        if any(isinstance(e, files.DeletedMetadata) and (e.path_lower or "").count("/") <= above for e in page.entries):
             raise NotFoundError(f"{attempt}: the folder was gone meanwhile")
         items = [item for entry in page.entries if (item := _item(entry, above)) is not None]
         return Inventory(tuple(items), page.cursor, page.has_more)
@@ -255,16 +255,16 @@ class DropboxBackend:
 
         `UnreachableError` where the list tells what is neither file nor folder of that place: it may be a file.
         """
-        from dropbox.files import FileMetadata, FolderMetadata
+        from dropbox import files
 
         attempt = self._attempt("sweep", path)
         top = f"{self._found(attempt).lower}/{path}"
         folders, full = set[str](), set[str]()
         for entry in self._entries("sweep", path, recursive=True):
             told = getattr(entry, "path_lower", None) or ""
-            if not f"{told}/".startswith(f"{top}/") or not isinstance(entry, FileMetadata | FolderMetadata):
+            if not f"{told}/".startswith(f"{top}/") or not isinstance(entry, files.FileMetadata | files.FolderMetadata):
                 raise _other(attempt)
-            if isinstance(entry, FolderMetadata):
+            if isinstance(entry, files.FolderMetadata):
                 folders.add(told)
             else:
                 parts = told.split("/")
@@ -290,12 +290,12 @@ class DropboxBackend:
         at = self._at(attempt, path)
 
         def upload(sdk: Any) -> Any:
-            from dropbox.files import WriteMode
+            from dropbox import files
 
             return sdk.files_upload(
                 bytes(data),
                 at,
-                mode=getattr(WriteMode, mode),
+                mode=getattr(files.WriteMode, mode),
                 autorename=False,
                 strict_conflict=mode == "add",
                 mute=True,
@@ -307,13 +307,13 @@ class DropboxBackend:
 
     def _file(self, verb: str, path: str) -> Any:
         """What Dropbox says of an object. `NotFoundError` for anything else, too."""
-        from dropbox.files import FileMetadata
+        from dropbox import files
 
         split_path(path)
         attempt = self._attempt(verb, path)
         at = self._at(attempt, path)
         found = self._ask(attempt, lambda sdk: sdk.files_get_metadata(at))
-        if not isinstance(found, FileMetadata):
+        if not isinstance(found, files.FileMetadata):
             raise NotFoundError(f"{attempt}: it is no file")
         return found
 
@@ -372,13 +372,13 @@ class DropboxBackend:
 
     def _told_of(self, attempt: str, at: str) -> str:
         """What is kept of the folder at a path, or of an id. `UnreachableError` if there is none."""
-        from dropbox.files import FolderMetadata
+        from dropbox import files
 
         try:
             found = self._client.ask(attempt, lambda sdk: sdk.files_get_metadata(at))
         except NotFoundError:
             found = None
-        if not isinstance(found, FolderMetadata):
+        if not isinstance(found, files.FolderMetadata):
             self._root.gone()
             raise UnreachableError(
                 f"{attempt}: there is no folder {self._path} in this Dropbox",
@@ -410,11 +410,11 @@ class DropboxBackend:
 
 def _part_of(sdk: Any, at: str, headers: dict[str, str] | None) -> tuple[Any, Any]:
     """What Dropbox says of a file, and the answer with its bytes; nothing where the part begins behind its end."""
-    from dropbox.exceptions import HttpError
+    from dropbox import exceptions
 
     try:
         found, answer = sdk.files_download(at, extra_headers=headers)
-    except HttpError as error:
+    except exceptions.HttpError as error:
         if error.status_code == 416 and headers:
             return None, None
         raise
@@ -441,12 +441,12 @@ def _hash_of(found: Any) -> bytes | None:
 
 def _item(entry: Any, above: int) -> Item | None:
     """An entry of a feed, `above` folders deep; None for a folder that is there, and for what is not ours."""
-    from dropbox.files import DeletedMetadata, FileMetadata
+    from dropbox import files
 
     parts = (entry.path_lower or "").split("/")[above + 1 :]
-    if not parts or not all(map(is_name, parts)) or not isinstance(entry, DeletedMetadata | FileMetadata):
+    if not parts or not all(map(is_name, parts)) or not isinstance(entry, files.DeletedMetadata | files.FileMetadata):
         return None
     name = "/".join(parts)
-    if isinstance(entry, DeletedMetadata):
+    if isinstance(entry, files.DeletedMetadata):
         return Item(name, None)
     return Item(name, int(entry.size), _hash_of(entry), str(entry.rev))
