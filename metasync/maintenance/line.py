@@ -131,7 +131,7 @@ def check_unknown(s: Session, newest: State, oldest: int, readable: int, policy:
         return
     what = f", such as {named[0]!r}" if named else ""
     give_up = f" `metasync gc --keep-last {readable}` gives the older versions up" if readable else ""
-    first = ", once `metasync tag --delete` took their names" if give_up and named else ""
+    first = ", once `metasync tag --delete` took their names" if named else ""
     error = DamagedError(
         f"the version before {oldest} is in no pack, so that what older ones need is not known{what}; "
         "nothing was deleted",

@@ -579,3 +579,32 @@ def test_older_versions_that_cannot_be_read_go_by_the_command_that_is_told(monke
     none = unknown("last=1", 0)
     assert none is not None
     assert none.next_step == "`metasync check --repair` on a device that knows it brings it back."
+
+
+# ---- from one push to the one before
+
+
+def test_the_push_before_is_the_one_below_a_gap_or_the_first_parent() -> None:
+    retained: Any = SimpleNamespace(over=lambda v: SimpleNamespace(below=b"below") if v in (-1, 4) else None)
+    snapshot: Any = SimpleNamespace(parents=(b"first", b"second"))
+    assert line.before(snapshot, 5, retained) == b"below"
+    assert line.before(snapshot, 6, retained) == b"first"
+    assert line.before(snapshot, 0, retained) == b"first", "a snapshot that says no version lies over no gap"
+    assert line.before(SimpleNamespace(parents=()), 6, retained) == ZERO_HASH  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("versions", [(2, 2), (1, 2), (3, 0), (1 << 64,), (-1,)])
+def test_versions_that_do_not_descend_are_no_order_to_drop_by(versions: tuple[int, ...]) -> None:
+    line.check_order([(9, b"s9", 0), (4, b"s4", 0), (1, b"s1", 0)])
+    with pytest.raises(WorkspaceError, match="says that it is version"):
+        line.check_order([(v, b"s%d" % n, 0) for n, v in enumerate(versions)])
+
+
+def test_pushes_of_a_long_while_are_not_looked_up_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many versions the states are not read, whatever they would say."""
+    monkeypatch.setattr(line, "LOOK_BACK_MAX", 2)
+    monkeypatch.setattr(line, "Chain", lambda *_: SimpleNamespace(at=lambda _, v: state(v)))
+    new = [(2, b"s2"), (3, b"s3")]
+    assert line.is_agreed(None, base(1), base(3), new)  # type: ignore[arg-type]
+    assert not line.is_agreed(None, base(1), base(3), new[:1])  # type: ignore[arg-type]
+    assert not line.is_agreed(None, base(1), base(4), [*new, (4, b"s4")])  # type: ignore[arg-type]
