@@ -121,7 +121,7 @@ class _Collection:
                 found, short = self._fenced(self.look(agreement.newest(s)), repack=True)
             notes += [short] if short else []
         swept = self._swept(found, swept)
-        if not found.plan.missing:  # older indexes may name it
+        if not found.plan.missing and not swept.spared:  # older indexes may name it
             self._sweep_records(found.base)
         return self._report(found, swept, tuple(notes))
 

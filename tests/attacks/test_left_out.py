@@ -558,11 +558,12 @@ def test_a_collection_deletes_no_pack_of_which_another_is_only_said_to_have_all(
         bad = _with_only(m, encode_segment(segment))
     for _ in range(3):
         assert kept.gc().missing == 0
-    assert lab.clone(urls, device="third").gc().missing == 0
-    for read_data in (True, False):
-        report = kept.check(read_data=read_data, repair=True)
+    third = lab.clone(urls, device="third")
+    assert third.gc().missing == 0
+    third.check(read_data=True, repair=True)
+    report = third.check(repair=True)
     assert report.repaired is not None
-    assert [(one.version, one.device) for one in report.repaired.left_out][-1:] == [(bad, "mallory")]
+    assert (bad, "mallory") in [(one.version, one.device) for one in report.repaired.left_out]
     assert {name: kept.read(name.encode(), "1") for name in hidden} == {name: files[name] for name in hidden}
     kept.gc()
     assert kept.gc().notes == ()
