@@ -96,11 +96,13 @@ def read(path: Path) -> list[str | Step]:
 def normal(text: str, work: Path) -> list[str]:
     """Printed lines without what differs from run to run. An empty line is shown as `|`.
 
-    What a slow machine tells besides is left out: progress in JSON, and how long it took.
+    What a slow machine tells besides is left out: progress in JSON, whom it waits for, and how long it took.
     """
     lines = []
     for line in text.replace(str(work), "$WORK").splitlines():
         if line.startswith('{"event": "progress"') or re.fullmatch(r"(Took|Sent|Received) .*\.", line):
+            continue
+        if re.fullmatch(r'(\{"event": "notice".*"text": ")?waiting for .* (\(answering: .*\)|to open)("\})?', line):
             continue
         for pattern, instead in _VARYING:
             line = re.sub(pattern, instead, line)
