@@ -22,7 +22,7 @@ from metasync.maintenance.repair import Finding
 from metasync.maintenance.repair import repair as mended
 from metasync.maintenance.untrue_rows import UntrueRows
 from metasync.members import key_copies
-from metasync.reports.backends import CheckProblem, CheckReport, Repaired
+from metasync.reports.checks import CheckProblem, CheckReport, Repaired
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, health, space
 from metasync.session.session import Agreed, Session

@@ -24,7 +24,8 @@ from metasync.maintenance.check import beside, looked_at
 from metasync.maintenance.lost import gone_files
 from metasync.members import key_copies
 from metasync.objects.model import ObjectKind
-from metasync.reports.backends import CheckProblem, DrillReport, Gone
+from metasync.reports.backends import Gone
+from metasync.reports.checks import CheckProblem, DrillReport
 from metasync.session import agreement, health
 from metasync.session.session import Agreed, Operations, Session
 from metasync.store.index import Index, PackId, PackRecord

@@ -26,7 +26,7 @@ from metasync.objects import file
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import ObjectKind
 from metasync.objects.reach import mark
-from metasync.reports.backends import LeftOut, Repaired
+from metasync.reports.checks import LeftOut, Repaired
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, unreadable
 from metasync.session.session import Agreed, Session

@@ -28,7 +28,7 @@ from metasync.maintenance.matching_files import storing
 from metasync.maintenance.untrue_rows import NO_ROWS, UntrueRows, true_index
 from metasync.objects.model import Entry, ObjectKind
 from metasync.objects.walk_large import Losses, gather
-from metasync.reports.backends import Repaired
+from metasync.reports.checks import Repaired
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY

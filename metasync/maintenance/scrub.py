@@ -28,7 +28,7 @@ from metasync.maintenance.repair import repair
 from metasync.maintenance.scrub_failures import Failing
 from metasync.maintenance.scrub_reading import Reader
 from metasync.maintenance.scrub_record import DAY_NS, LATER_NS, is_within
-from metasync.reports.backends import Repaired, ScrubLook, ScrubReport
+from metasync.reports.checks import Repaired, ScrubLook, ScrubReport
 from metasync.runtime.effects import together
 from metasync.runtime.limits import SCRUB_DAYS
 from metasync.session import agreement

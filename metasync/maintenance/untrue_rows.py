@@ -23,7 +23,7 @@ from metasync.maintenance.lost import held
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk_large import Losses, gather
-from metasync.reports.backends import Untrue
+from metasync.reports.checks import Untrue
 from metasync.session import unreadable
 from metasync.session.session import Agreed, Session
 from metasync.session.states import Chain

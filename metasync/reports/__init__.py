@@ -14,9 +14,6 @@ if TYPE_CHECKING:
         BackendChange,
         BackendList,
         BackendState,
-        CheckProblem,
-        CheckReport,
-        DrillReport,
         Evidence,
         Freed,
         GcReport,
@@ -24,13 +21,20 @@ if TYPE_CHECKING:
         Moving,
         RebalanceReport,
         RecoverReport,
-        Repaired,
-        ScrubLook,
-        ScrubReport,
         Share,
         Status,
         Together,
         Wiped,
+    )
+    from metasync.reports.checks import (
+        CheckProblem,
+        CheckReport,
+        DrillReport,
+        LeftOut,
+        Repaired,
+        ScrubLook,
+        ScrubReport,
+        Untrue,
     )
     from metasync.reports.history import (
         CatReport,
@@ -114,6 +118,7 @@ __all__ = [
     "KeepReport",
     "Kept",
     "KeyReport",
+    "LeftOut",
     "Listed",
     "Listing",
     "LogItem",
@@ -149,11 +154,12 @@ __all__ = [
     "TightBackend",
     "Together",
     "Trailing",
+    "Untrue",
     "Wiped",
     "Withdrawal",
     "path_str",
 ]
-_MODULES = ("sync", "history", "backends", "members", "settings", "start")
+_MODULES = ("sync", "history", "backends", "checks", "members", "settings", "start")
 
 
 def __getattr__(name: str) -> Any:

@@ -21,19 +21,13 @@ if TYPE_CHECKING:
     from metasync.reports.backends import (
         BackendChange,
         BackendState,
-        CheckProblem,
-        CheckReport,
-        DrillReport,
         Gone,
         Moving,
         RebalanceReport,
         RecoverReport,
-        Repaired,
-        ScrubLook,
-        ScrubReport,
         Share,
-        Untrue,
     )
+    from metasync.reports.checks import CheckProblem, CheckReport, DrillReport, Repaired, ScrubLook, ScrubReport, Untrue
     from metasync.reports.sync import Trailing
     from metasync.terminal.style import Role
     from metasync.testing.contract import Outcome, Report

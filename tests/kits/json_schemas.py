@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metasync.merge import changes
-from metasync.reports import accounts, backends, history, members, service, settings, start, sync
+from metasync.reports import accounts, backends, checks, history, members, service, settings, start, sync
 from metasync.runtime.travelled import Travelled
 from metasync.service import install
 from metasync.session import evidence
@@ -40,7 +40,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 # What reports name that their own module imports for type checkers alone.
 REPORTED = {
     name: value
-    for module in (backends, history, changes, members, evidence, sync)
+    for module in (backends, checks, history, changes, members, evidence, sync)
     for name, value in vars(module).items()
 }
 
@@ -64,10 +64,10 @@ COMMANDS: dict[str, Any] = {
     "gc": backends.GcReport,
     "conflicts": {"conflicts": tuple[sync.ConflictReport, ...], "texts": tuple[history.TextDiff, ...]},
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},
-    "check": backends.CheckReport,
-    "scrub": backends.ScrubReport,
+    "check": checks.CheckReport,
+    "scrub": checks.ScrubReport,
     "rebalance": backends.RebalanceReport,
-    "drill": backends.DrillReport,
+    "drill": checks.DrillReport,
     "backend list": backends.BackendList,
     "backend link": backends.BackendState,
     "backend unlink": backends.BackendState,

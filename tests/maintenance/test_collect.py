@@ -710,6 +710,7 @@ def test_a_backend_that_is_away_gives_its_space_when_it_is_back(six: Workspace, 
     assert set(report.away) == {"c"}
     assert "not all may be gone on c" in report.notes[-1]
     lab.faults["c"].down = False
+    lab.hurry(30.0, proposing=True)  # all answer again, however busy the machine is
     w = lab.reopen(w)
     assert {f.backend for f in w.gc().freed} == {"c"}
     nothing_else_is_there(w, lab)

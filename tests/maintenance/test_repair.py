@@ -12,7 +12,7 @@ from workspace_kit import Lab, forget_bases, tree_of, write
 
 from metasync.maintenance import repair
 from metasync.maintenance.lost import Found
-from metasync.reports.backends import Repaired
+from metasync.reports.checks import Repaired
 from metasync.session import agreement
 
 NAMES = ("a", "b", "c")

@@ -15,7 +15,7 @@ from metasync.backends.memory import MemoryBackend
 from metasync.errors import BackendError, NotFoundError
 from metasync.local.state_keys import LOOKS, TOLD
 from metasync.maintenance import repair as repair_module
-from metasync.reports.backends import ScrubReport
+from metasync.reports.checks import ScrubReport
 from metasync.transfer import inventories
 
 NAMES = ("a", "b", "c")

@@ -15,7 +15,7 @@ from metasync.errors import BackendError
 from metasync.local.state_keys import FAILURES_KEY, LOOKS, Failures
 from metasync.maintenance import scrub as scrub_module
 from metasync.maintenance.scrub_failures import INTERVAL_NS, LIMIT, FailureTable
-from metasync.reports.backends import ScrubReport
+from metasync.reports.checks import ScrubReport
 
 NAMES = ("a", "b", "c")
 NOW_NS = 1_800_000_000 * 10**9

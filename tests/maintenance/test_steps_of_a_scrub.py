@@ -15,7 +15,7 @@ from metasync.maintenance import check, scrub, scrub_record
 from metasync.maintenance.scrub_failures import Failing
 from metasync.maintenance.scrub_reading import Reader
 from metasync.maintenance.scrub_record import DAY_NS, LATER_NS
-from metasync.reports.backends import Repaired
+from metasync.reports.checks import Repaired
 from metasync.session import agreement
 from metasync.store import inventory, moves
 from metasync.store.inventory import CIRCLE, Told

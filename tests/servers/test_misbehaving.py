@@ -13,7 +13,7 @@ import webdav
 from crash_kit import CHEAP, PASSPHRASE, make_tree, quiet_environment, read_tree, same_trees
 from providers_kit import DAMAGES, clone, damage_one_each, urls_of
 
-from metasync.reports.backends import CheckReport
+from metasync.reports.checks import CheckReport
 from metasync.workspace import Workspace
 
 pytestmark = pytest.mark.servers

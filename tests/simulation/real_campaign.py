@@ -23,7 +23,7 @@ from typing import Any, Final
 from metasync.config import Config
 from metasync.errors import MetaSyncError, UsageError
 from metasync.keys.slots import Cost
-from metasync.reports.backends import CheckReport
+from metasync.reports.checks import CheckReport
 from metasync.session import agreement
 from metasync.transfer.copies import pack_path
 from metasync.workspace import Workspace

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from metasync.errors import UsageError
-from metasync.reports.backends import CheckReport, Status
+from metasync.reports.backends import Status
+from metasync.reports.checks import CheckReport
 from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 from simulation.agreed import Agreed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metasync.reports.backends import CheckProblem, CheckReport
+from metasync.reports.checks import CheckProblem, CheckReport
 from metasync.terminal.backends_text import PACKS_NAMED, check
 
 DOWN = "cannot be reached: the folder is not there"
