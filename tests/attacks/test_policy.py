@@ -58,6 +58,7 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 Attack = Callable[[Session, State], dict[str, Any]]
+LIES_FOR_S = 3.0  # nobody takes it: until then it is proposed in round after round
 
 
 def propose(monkeypatch: pytest.MonkeyPatch, insider: Workspace, attack: Attack) -> None:
@@ -66,7 +67,7 @@ def propose(monkeypatch: pytest.MonkeyPatch, insider: Workspace, attack: Attack)
         base = agreement.ask_newest(s)
         change = Change(os.urandom(16), **attack(s, base))
         with lying(monkeypatch), contextlib.suppress(MetaSyncError):
-            s.runtime.run(s.group.propose(base, lambda: change))
+            s.runtime.run(s.group.propose(base, lambda: change, deadline_s=LIES_FOR_S))
 
 
 def a_config(change: Callable[[Config], Config]) -> Attack:

@@ -50,8 +50,8 @@ def reads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     found: list[str] = []
     plain = verify.check_copy
 
-    def noted(t: Any, place: Any, record: Any, read_data: bool, piece: Any) -> Any:
-        state = yield from plain(t, place, record, read_data, piece)
+    def noted(t: Any, place: Any, record: Any, read_data: bool, *rest: Any) -> Any:
+        state = yield from plain(t, place, record, read_data, *rest)
         if read_data:
             found.append(f"{place.name} {record.name.hex()}")
         return state
