@@ -147,7 +147,7 @@ class Campaign(Play):
         else:
             named, me = self._packs(), next(e for e in self._config.backends if e.identity == store.identity)
             here = {k for k in named if me.backend_id in placement_of(self._config).primary(k[1])}
-            done = self._rot(store, [p for p in store.objects if pack_id(p) in here and self._counts(p, store)])
+            done = self._rot(store, self._only_copies(store, here))
         if done and harm != "late":
             self.witness.stocks.robbed.add(store.identity)
         if done:
@@ -235,6 +235,18 @@ class Campaign(Play):
     def _packs(self) -> Mapping[PackId, object]:
         assert self.witness is not None
         return self.witness.stocks.index(self.witness.keys, self.witness.newest) or {}
+
+    def _only_copies(self, store: Store, packs: Iterable[PackId]) -> list[str]:
+        """Where the one copy of each of these packs lies that a backend has.
+
+        An earlier round may have left another one, spoiled or whole, where the pack counts too: nothing is named then.
+        """
+        there, wanted = dict[PackId, list[str]](), frozenset(packs)
+        for path, data in store.objects.items():
+            key = pack_id(path)
+            if key is not None and key in wanted and self._counts(path, store) and sha256(data) == key[1]:
+                there.setdefault(key, []).append(path)
+        return [paths[0] for paths in there.values() if len(paths) == 1]
 
     def _counts(self, path: str, store: Store) -> bool:
         """Whether a copy counts that lies there."""
