@@ -16,6 +16,7 @@ MUCH = 1 << 20  # no bound
 GAP = "..."
 GONE_NAMED = 100  # lost files
 PACKS_NAMED = 3  # of those with which the same is wrong
+AWAY = "cannot be reached"  # how problems of packs begin whose backend does not answer: `transfer.verify`
 
 if TYPE_CHECKING:
     from metasync.reports.backends import (
@@ -204,7 +205,16 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
         lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
     else:
         lines.append("All is there, as often as promised.")
-    return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes)]
+    return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes), *_next(r, read_data)]
+
+
+def _next(r: CheckReport, read_data: bool) -> list[str]:
+    """The step that makes whole what a check has found wrong with packs; none after a repair, or for who is away."""
+    is_wrong = r.untrue or any(not p.problem.startswith(AWAY) for p in r.problems)
+    if r.repaired is not None or not is_wrong:
+        return []
+    where = ", here and on each device that may have what is missing" if r.lost else ""
+    return [f"Next: metasync check --repair{' --read-data' if read_data else ''}{where}"]
 
 
 def _untrue(u: Untrue) -> str:
