@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from metasync.runtime.effects import Task, together
+from metasync.runtime.sizes import GIVES_WAY_S
 from metasync.session.session import Session
 from metasync.store.index import PackRecord
 from metasync.store.moves import Places
@@ -42,8 +43,14 @@ class Reader:
         if not packs:
             return []
         running = self._s.runtime.start(together({p.name.hex(): self._copy(h, p) for p in packs}))
-        if not self._s.runtime.wait([running], None if self.left_s is None else self.left_s()):
-            return []
+        if self.left_s is None:
+            self._s.runtime.wait([running])
+        else:
+            left_s = self.left_s()
+            while not self._s.runtime.wait([running], min(left_s, GIVES_WAY_S)):
+                if left_s <= 0:
+                    return []
+                left_s = self.left_s()
         states: Mapping[str, verify.CopyState] = running.result()
         return [states[p.name.hex()] for p in packs]
 

@@ -29,7 +29,7 @@ from metasync.maintenance.holdings import knows_all
 from metasync.moving import surplus
 from metasync.moving.reconfigure import Wanted, change
 from metasync.reports.backends import RebalanceReport, Share
-from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
+from metasync.runtime.sizes import GIVES_WAY_S, LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
 from metasync.session import agreement, space
 from metasync.session.session import Agreed, Operations, Session
 from metasync.store import moves, placement
@@ -43,7 +43,6 @@ from metasync.transfer.moving import Brought, bring
 
 MOVED_AT_ONCE_BYTES: Final = 64 << 20  # of packs in memory: with fewer, lines that are all slow wait for each other
 PACKS_IN_PASSING: Final = 4  # by a push that ends soon: what is under way then is lost
-LOOK_S: Final = 0.5  # between looks whether the time is over: it may be before its end
 NOTE_EVERY_S: Final = 1.0  # what was verified and not noted yet is verified again after a kill
 PHASE: Final = "move"
 
@@ -207,7 +206,7 @@ class Mover:
                     running[s.runtime.start(bring(s.transfer, following, wanted, sources, **how))] = following
                 following = next(todo, None)
             left_s = None if self.ends is None else self.ends.left_s
-            for future in s.runtime.wait(running, left_s and min(left_s, LOOK_S)) if running else ():
+            for future in s.runtime.wait(running, left_s and min(left_s, GIVES_WAY_S)) if running else ():
                 yield running.pop(future), future.result()
             if left_s == 0:  # what is under way ends by itself, or with the process; it is looked for again then
                 return

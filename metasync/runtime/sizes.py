@@ -10,6 +10,7 @@ SMALL_BYTES_MAX: Final = 256 << 10
 CALLS_MAX: Final = 32  # on one backend at once; as many that hang are left behind
 QUEUED_MAX: Final = 10_000  # calls that wait for one backend, and pieces of work that wait; beyond, they fail at once
 PACKS_ASKED_AT_ONCE: Final = 16  # packs of whose copies only the size is asked for
+GIVES_WAY_S: Final = 0.5  # between looks whether a time has ended early, since somebody waits
 LOST_ROUNDS_MAX: Final = 50  # proposals that lose; losing as often means that others never stop
 
 KNOWN_FOLDERS_MAX: Final = 1 << 14

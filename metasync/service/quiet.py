@@ -1,8 +1,8 @@
 """What a keeper does for the data while nothing else is to do: moves them, makes good what was noticed, reads copies.
 
-`moving.upkeep` has the steps, which a push takes too when its own work is done. Each time is bounded, gives way within
-a second to whatever else is to do, and is followed by a rest as long as it took. What is wrong is no
-problem that the user is told of here: the next push, `status` and `check` name it.
+`moving.upkeep` has the steps, which a push takes too when its own work is done. Each time is bounded, gives way to
+whatever else is to do, within a second while packs are on their way, and is followed by a rest as long as it took. What
+is wrong is no problem that the user is told of here: the next push, `status` and `check` name it.
 """
 
 from __future__ import annotations

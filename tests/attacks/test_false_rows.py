@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attack_kit import Insider, insider
@@ -19,6 +20,16 @@ from metasync.session import agreement
 from metasync.store.index import PackRecord, make_segment
 from metasync.store.pack_format import Delta, Located
 from metasync.workspace import Workspace
+
+
+def agree(m: Insider, refs: Any) -> int:
+    """Has a version agreed with the index that was stored. -> its number."""
+    change = Change(
+        m.s.entropy(16), index=refs[-1], adding=tuple(refs[:-1]), index_rides=bool(refs.riding), riding=refs.riding
+    )
+    v = agreement.propose(m.s, m.base.state, change).state.v
+    m.s.db.set(JOURNAL_KEY, None)
+    return v
 
 
 def list_in_a_pack_of_its_own(
@@ -42,12 +53,7 @@ def list_in_a_pack_of_its_own(
         with s.indexes.storing(state, m.base.root, m.base.segments, m._upload.index_segments()) as index:
             m._upload.finish()
             refs = index()
-        change = Change(
-            s.entropy(16), index=refs[-1], adding=tuple(refs[:-1]), index_rides=bool(refs.riding), riding=refs.riding
-        )
-        v = agreement.propose(s, state, change).state.v
-        s.db.set(JOURNAL_KEY, None)
-        return v
+        return agree(m, refs)
 
 
 @pytest.mark.parametrize("most", [duplicates.READ_BYTES_MAX, 0])
@@ -120,12 +126,7 @@ def list_rows(device: Workspace, make: Callable[[Insider], list[tuple[PackRecord
         s, state = m.s, m.base.state
         with s.indexes.storing(state, m.base.root, m.base.segments, [make_segment(make(m))]) as index:
             refs = index()
-        change = Change(
-            s.entropy(16), index=refs[-1], adding=tuple(refs[:-1]), index_rides=bool(refs.riding), riding=refs.riding
-        )
-        v = agreement.propose(s, state, change).state.v
-        s.db.set(JOURNAL_KEY, None)
-        return v
+        return agree(m, refs)
 
 
 def is_sound(w: Workspace) -> bool:

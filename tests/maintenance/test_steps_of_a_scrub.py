@@ -578,10 +578,13 @@ def test_a_copy_is_read_unless_its_store_tells_a_digest_that_was_not_listed(
 
 def test_copies_that_take_longer_than_there_is_time_for_are_none(bench: Bench) -> None:
     running = SimpleNamespace(result=lambda: pytest.fail("it is not there yet"))
-    bench.s.runtime = SimpleNamespace(start=lambda _: running, wait=lambda *_: [])
+    waited: list[float] = []
+    bench.s.runtime = SimpleNamespace(start=lambda _: running, wait=lambda _, seconds: waited.append(seconds) or [])
     reader = Reader(bench.s, Places())  # type: ignore[arg-type]
-    reader.left_s = lambda: 1.0
+    left = [60.0, 0.0]  # somebody waits: the time ends early
+    reader.left_s = lambda: left.pop(0)
     assert reader.copies(heard("a"), [pack(2)]) == []
+    assert max(waited) <= 1.0, "it looks within a second whether it is over"
 
 
 def test_who_cannot_be_reached_failed_once_however_many_copies_it_did_not_tell_of(bench: Bench) -> None:
