@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
-    from metasync.maintenance import backend_states, check, collect, recover, rejoin, status
+    from metasync.maintenance import backend_states, check, collect, recover, status
     from metasync.maintenance import drill as drills
     from metasync.maintenance import scrub as scrubbing
+    from metasync.maintenance.repair import left_out_packs
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
     from metasync.moving import add_backend, removal, upkeep
@@ -45,8 +46,8 @@ else:
     conflicts, diff, export, log = operations.lazy("history", "conflicts", "diff", "export", "log")
     forget, read, restore, tags = operations.lazy("history", "forget", "read", "restore", "tags")
     check, collect, recover, scrubbing = operations.lazy("maintenance", "check", "collect", "recover", "scrub")
-    backend_states, drills, rejoin = operations.lazy("maintenance", "backend_states", "drill", "rejoin")
-    (status,) = operations.lazy("maintenance", "status")
+    backend_states, drills, status = operations.lazy("maintenance", "backend_states", "drill", "status")
+    (left_out_packs,) = operations.lazy("maintenance.repair", "left_out_packs")
     add_backend, removal, upkeep = operations.lazy("moving", "add_backend", "removal", "upkeep")
     clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
@@ -190,7 +191,7 @@ class Workspace:
     def check(self, *, read_data: bool = False, repair: bool = False) -> reports.CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy; `repair` mends."""
         with self._operation("check --repair") if repair else self._session("check") as s:
-            base = rejoin.newest(s) if repair else agreement.newest(s)
+            base = left_out_packs.newest(s) if repair else agreement.newest(s)
             return check.check(s, base, read_data=read_data, repair=repair)
 
     def scrub(self, *, full: bool = False, read_bytes_max: int | None = None) -> reports.ScrubReport:

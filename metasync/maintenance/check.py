@@ -14,13 +14,13 @@ from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.errors import MetaSyncError
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
-from metasync.maintenance import matching_files, untrue_rows
 from metasync.maintenance.holdings import knows_all
-from metasync.maintenance.lost import nowhere as paths_nowhere
-from metasync.maintenance.rejoin import rejoin
-from metasync.maintenance.repair import Finding
-from metasync.maintenance.repair import repair as mended
-from metasync.maintenance.untrue_rows import UntrueRows
+from metasync.maintenance.repair import matching_files, untrue_rows
+from metasync.maintenance.repair.left_out_packs import rejoin
+from metasync.maintenance.repair.lost_paths import nowhere as paths_nowhere
+from metasync.maintenance.repair.mend import Finding
+from metasync.maintenance.repair.mend import repair as mended
+from metasync.maintenance.repair.untrue_rows import UntrueRows
 from metasync.members import key_copies
 from metasync.reports.checks import CheckProblem, CheckReport, Repaired
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE

@@ -231,10 +231,12 @@ class _Collection:
         try:
             contents.walk(walked)
         except DamagedError as e:
-            from metasync.maintenance import lost
+            from metasync.maintenance.repair import lost_paths
 
-            error, gone = lost.named(self.s, base, e)
-            paths = dict.fromkeys(shlex.quote(one.path_str) for one in gone[: lost.NAMED_MAX] if one.path[-1:] != b"/")
+            error, gone = lost_paths.named(self.s, base, e)
+            paths = dict.fromkeys(
+                shlex.quote(one.path_str) for one in gone[: lost_paths.NAMED_MAX] if one.path[-1:] != b"/"
+            )
             way = f"`metasync forget {' '.join(paths)}` takes that out of them; " if paths else ""
             error.next_step = (
                 "Nothing was deleted: what a version needs that cannot be read is not known. `metasync check --repair` "

@@ -21,7 +21,7 @@ from metasync.consensus.records.era import era_path
 from metasync.errors import NoQuorumError, UsageError
 from metasync.events import Phase, Progress
 from metasync.maintenance.check import beside, looked_at
-from metasync.maintenance.lost import gone_files
+from metasync.maintenance.repair.lost_paths import gone_files
 from metasync.members import key_copies
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import Gone

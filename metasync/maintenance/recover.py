@@ -42,7 +42,7 @@ from metasync.keys.derive import sha256
 from metasync.keys.device_set import Certificate, DeviceSet, names_of
 from metasync.keys.keyring import ring_path
 from metasync.keys.slots import COST, Cost, NewSlots
-from metasync.maintenance.repair import give_back, name_in_index
+from metasync.maintenance.repair.give_back import give_back, name_in_index
 from metasync.maintenance.restarted import Left, New, content, restarted, restarted_devices, write_births
 from metasync.members import key_store, rotation
 from metasync.members.devices import chosen

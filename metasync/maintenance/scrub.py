@@ -24,7 +24,7 @@ from metasync.keys.derive import sha256
 from metasync.local import settings
 from metasync.local.state_keys import HUNG_KEY, LOOKS, SHORT_KEY, TOLD, Look, ToldPacks
 from metasync.maintenance import check, scrub_record
-from metasync.maintenance.repair import repair
+from metasync.maintenance.repair.mend import repair
 from metasync.maintenance.scrub_failures import Failing
 from metasync.maintenance.scrub_reading import Reader
 from metasync.maintenance.scrub_record import DAY_NS, LATER_NS, is_within
@@ -44,7 +44,7 @@ from metasync.transfer.copies import Place
 from metasync.transfer.inventories import Heard, changes, has_feed, heeding, listed
 
 if TYPE_CHECKING:
-    from metasync.maintenance.repair import Finding
+    from metasync.maintenance.repair.mend import Finding
 
 OWN_NS: Final = 30 * DAY_NS  # for so long what other devices say of a backend does for a look of one's own
 READ_DAYS: Final = 90  # within which every copy is read where a store tells no digests, if nothing else is set

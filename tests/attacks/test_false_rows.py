@@ -13,7 +13,8 @@ from delta_kit import edited, write_deltas
 from workspace_kit import Lab, forget_bases, tree_of, write
 
 from metasync.consensus import JOURNAL_KEY, Change
-from metasync.maintenance import duplicates, repair, untrue_rows
+from metasync.maintenance import duplicates
+from metasync.maintenance.repair import give_back, untrue_rows
 from metasync.objects import delta
 from metasync.objects.model import ObjectKind
 from metasync.session import agreement
@@ -292,7 +293,7 @@ def test_a_pack_of_which_the_rest_cannot_be_stored_anew_stays(lab: Lab, monkeypa
         lambda m: [(r, [Located(ObjectKind.BLOB, b"\x77" * 32, 0, 0, 9)]) for r in m.base.index.packs().values()],
     )
     with monkeypatch.context() as patch:
-        patch.setattr(repair, "_store_objects", lambda *_: None)
+        patch.setattr(give_back, "_store_objects", lambda *_: None)
         report = victim.check(read_data=True, repair=True)
     assert len(report.untrue) == report.packs > 0 and (report.lost, report.nowhere) == ((), ())
     assert report.repaired is not None and report.repaired.gone_objects == 0

@@ -17,7 +17,8 @@ from workspace_kit import PASSPHRASE, Lab, forget_bases, tree_of, write
 from metasync.errors import DamagedError, UnreachableError, UnreadableError, UsageError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
-from metasync.maintenance import check, matching_files, rejoin
+from metasync.maintenance import check
+from metasync.maintenance.repair import left_out_packs, matching_files
 from metasync.objects.model import ObjectKind
 from metasync.store.index import (
     INLINE_TAG,
@@ -326,7 +327,7 @@ def test_a_collection_that_is_faster_is_looked_at_again(
     what that says."""
     _left_out(lab)
     mallory = Workspace.open(lab.root / "mallory")
-    named, before = list[int](), rejoin.name_in_index
+    named, before = list[int](), left_out_packs.name_in_index
 
     def overtaken(*args: Any) -> Any:
         if not named:
@@ -337,7 +338,7 @@ def test_a_collection_that_is_faster_is_looked_at_again(
                 _change(m, min_gen=m.base.state.gen)
         return before(*args)
 
-    monkeypatch.setattr(rejoin, "name_in_index", overtaken)
+    monkeypatch.setattr(left_out_packs, "name_in_index", overtaken)
     assert victim.check(repair=True).repaired is not None
     assert _whole(victim)
     with victim._session("test") as s:
@@ -511,7 +512,7 @@ def test_a_new_device_without_an_older_index_is_told_as_before(victim: Workspace
     with Workspace.open(lab.root / "third") as third:
         for error in (DamagedError("gone"), UnreachableError("away")):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(rejoin, "_look", _raising(error))
+                patch.setattr(left_out_packs, "_look", _raising(error))
                 with pytest.raises(UnreadableError, match=f"version {bad}, which mallory wrote"):
                     third.check(repair=True)
 

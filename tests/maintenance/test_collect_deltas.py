@@ -9,7 +9,8 @@ from content_kit import noise
 from delta_kit import edited, write_deltas
 from workspace_kit import Lab, forget_bases, write
 
-from metasync.maintenance import collect, repair
+from metasync.maintenance import collect
+from metasync.maintenance.repair import give_back
 from metasync.objects.model import ObjectKind
 from metasync.session import agreement
 from metasync.store import deltas, retention
@@ -211,9 +212,9 @@ def test_packs_with_deltas_of_what_is_lost_leave_the_index_once_all_are_heard_an
         agreed, stored = agreement.newest(s), list[IndexSegment]()
         monkeypatch.setattr(s.indexes, "store", lambda *_: stored.extend(_[-1]))
         if not is_read:
-            monkeypatch.setattr(repair, "_store_objects", lambda *_: None)
+            monkeypatch.setattr(give_back, "_store_objects", lambda *_: None)
         packs = agreed.index.packs()
-        repair.give_back(s, agreed, [packs[i] for i in of[0]], are_all_heard=are_all_heard)
+        give_back.give_back(s, agreed, [packs[i] for i in of[0]], are_all_heard=are_all_heard)
     assert {i for segment in stored for i in segment.tombstones} == {i for n in leave for i in of[n]}
 
 

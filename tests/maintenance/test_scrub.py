@@ -14,7 +14,7 @@ from metasync.backends.api import Inventory, Item
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import BackendError, NotFoundError
 from metasync.local.state_keys import LOOKS, TOLD
-from metasync.maintenance import repair as repair_module
+from metasync.maintenance.repair import mend
 from metasync.reports.checks import ScrubReport
 from metasync.transfer import inventories
 
@@ -401,7 +401,7 @@ def test_a_listing_that_left_something_wrong_serves_nobody(lab: Lab, monkeypatch
     w = pushed(lab)
     other = lab.clone(lab.urls(*NAMES))
     lab.objects("a", "packs")[0].unlink()
-    monkeypatch.setattr(repair_module, "_mend", lambda *_: (0, 0, set()))  # it cannot be mended now
+    monkeypatch.setattr(mend, "_mend", lambda *_: (0, 0, set()))  # it cannot be mended now
     assert w.scrub().problems
     monkeypatch.undo()
     assert hows(other.scrub())["a"] == "listed"

@@ -11,7 +11,8 @@ import pytest
 from metasync.consensus import JOURNAL_KEY, NOTHING, ZERO_HASH, Ref
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UsageError, WorkspaceError
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance import collect, line, lost, sweep
+from metasync.maintenance import collect, line, sweep
+from metasync.maintenance.repair import lost_paths
 from metasync.session.folder import BASE_KEY
 from metasync.store import collection, retention
 from metasync.store.collection import Plan
@@ -181,7 +182,7 @@ def test_only_damage_is_told_with_the_way_past_it(steps: Steps) -> None:
 def test_forgetting_is_told_as_a_way_past_files_alone(steps: Steps, gone: list[bytes], way: str) -> None:
     """Of a directory only a part is gone: to forget it takes what can be read out of all versions, too."""
     of = tuple(SimpleNamespace(path=path, path_str=path.decode()) for path in gone)
-    steps.patch.setattr(lost, "named", lambda _, __, error: (error, of))
+    steps.patch.setattr(lost_paths, "named", lambda _, __, error: (error, of))
 
     def walk(_: object) -> None:
         raise DamagedError("torn")

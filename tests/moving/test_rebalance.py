@@ -12,7 +12,7 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.consensus import Change
 from metasync.errors import UnreachableError, UsageError, WeakeningError
-from metasync.maintenance import repair
+from metasync.maintenance.repair import mend
 from metasync.moving import rebalance as rebalancing
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import RebalanceReport
@@ -563,6 +563,6 @@ def test_a_repair_leaves_out_a_backend_on_which_a_copy_counts_no_more(lab: Lab) 
         index, places = agreement.newest(s).index, Places(s.config, s.previous)
         ids = [b.backend_id for b in s.config.backends]
         record, gone = next((p, i) for p in index.packs().values() for i in ids if not places.ids(i, p.name))
-        found = repair.Finding(record, places.primary(record.name), (gone,), is_sure=True)
-        assert repair._mend(s, [found]) == (0, 0, set())
+        found = mend.Finding(record, places.primary(record.name), (gone,), is_sure=True)
+        assert mend._mend(s, [found]) == (0, 0, set())
     all_is_in_place(lab, w)

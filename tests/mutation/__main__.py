@@ -95,11 +95,12 @@ ROOMS: Final = {
         ),
         ("store", "maintenance", "history"),
     ),
-    "lost": Room(("metasync.maintenance.lost",), ("maintenance", "commands/test_cli.py")),
+    "lost": Room(("metasync.maintenance.repair.lost_paths",), ("maintenance", "commands/test_cli.py")),
     "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
     "mending": Room(
         (
-            "metasync.maintenance.repair",
+            "metasync.maintenance.repair.give_back",
+            "metasync.maintenance.repair.mend",
             "metasync.maintenance.scrub",
             "metasync.maintenance.scrub_failures",
             "metasync.maintenance.scrub_reading",

@@ -29,7 +29,7 @@ from metasync.keys.derive import sha256
 from metasync.keys.slots import Cost
 from metasync.local.state_keys import LOOKS
 from metasync.maintenance import scrub_record
-from metasync.maintenance.repair import name_in_index
+from metasync.maintenance.repair.give_back import name_in_index
 from metasync.reports.checks import ScrubReport
 from metasync.runtime.effects import Op
 from metasync.session import agreement, open_backend

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from content_kit import noise
-from test_lost import entry_at, lose_pack
+from test_lost_paths import entry_at, lose_pack
 from workspace_kit import Lab, tree_of, write
 
-from metasync.maintenance import matching_files
+from metasync.maintenance.repair import matching_files
 from metasync.objects.model import ObjectKind
 from metasync.session import agreement
 from metasync.workspace import Workspace

@@ -14,7 +14,7 @@ from delta_kit import LATER, told
 from metasync.consensus import JOURNAL_KEY
 from metasync.errors import UnreachableError, WorkspaceError
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance import repair
+from metasync.maintenance.repair import give_back, mend
 from metasync.objects.model import ObjectKind
 from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
@@ -29,8 +29,8 @@ def record(number: int) -> Any:
     return SimpleNamespace(id=(0, b"%d" % number), name=b"%d" % number, size=100)
 
 
-def finding(number: int, good: Sequence[bytes], bad: Sequence[bytes], is_sure: bool = True) -> repair.Finding:
-    return repair.Finding(record(number), tuple(good), tuple(bad), is_sure)
+def finding(number: int, good: Sequence[bytes], bad: Sequence[bytes], is_sure: bool = True) -> mend.Finding:
+    return mend.Finding(record(number), tuple(good), tuple(bad), is_sure)
 
 
 # ---- what is done with what was found
@@ -46,17 +46,17 @@ class Steps:
         self.mended: list[int] = []
         self.lost: list[list[int]] = []
         self.heard: list[bool] = []
-        self.given = repair.Given((1, b"root"), 700, (), ())  # type: ignore[arg-type]
+        self.given = give_back.Given((1, b"root"), 700, (), ())  # type: ignore[arg-type]
         self.wins = [True]
         self.named = {(0, b"1"): None, (0, b"2"): None}
         self.files: tuple[Any, ...] = ()
         self.agreed: Any = SimpleNamespace(state=SimpleNamespace(v=1), index=self._index())
         self.s: Any = SimpleNamespace(listener=lambda _: None, load=self._load)
         monkeypatch.setattr(space, "begin_asking", lambda *_: lambda: None)
-        monkeypatch.setattr(repair, "_mend", self._mend)
-        monkeypatch.setattr(repair, "give_back", self._give_back)
-        monkeypatch.setattr(repair, "name_in_index", lambda *_: (SimpleNamespace(v=2), self.wins.pop(0)))
-        monkeypatch.setattr(repair, "gone_files", lambda *_: self.files)
+        monkeypatch.setattr(mend, "_mend", self._mend)
+        monkeypatch.setattr(mend, "give_back", self._give_back)
+        monkeypatch.setattr(mend, "name_in_index", lambda *_: (SimpleNamespace(v=2), self.wins.pop(0)))
+        monkeypatch.setattr(mend, "gone_files", lambda *_: self.files)
 
     def _index(self) -> Any:
         return SimpleNamespace(packs=lambda: self.named)
@@ -64,17 +64,17 @@ class Steps:
     def _load(self, state: Any) -> Any:
         return SimpleNamespace(state=state, index=self._index())
 
-    def _mend(self, _: Any, found: Sequence[repair.Finding]) -> tuple[int, int, set[Any]]:
+    def _mend(self, _: Any, found: Sequence[mend.Finding]) -> tuple[int, int, set[Any]]:
         self.mended += [int(f.record.name) for f in found]
         return len(found), 100 * len(found), set()
 
-    def _give_back(self, _: Any, __: Any, lost: Sequence[Any], *, are_all_heard: bool, **_more: Any) -> repair.Given:
+    def _give_back(self, _: Any, __: Any, lost: Sequence[Any], *, are_all_heard: bool, **_more: Any) -> give_back.Given:
         self.lost.append([int(p.name) for p in lost])
         self.heard.append(are_all_heard)
         return self.given
 
-    def run(self, *found: repair.Finding, nowhere: bool = False) -> Any:
-        return repair.repair(self.s, self.agreed, found, nowhere)[0]
+    def run(self, *found: mend.Finding, nowhere: bool = False) -> Any:
+        return mend.repair(self.s, self.agreed, found, nowhere)[0]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_what_another_device_gave_up_meanwhile_is_not_given_up_again(steps: Step
 
 
 def test_a_repair_that_others_are_always_faster_than_ends(steps: Steps) -> None:
-    steps.wins = [False] * repair.LOST_ROUNDS_MAX
+    steps.wins = [False] * mend.LOST_ROUNDS_MAX
     with pytest.raises(WorkspaceError, match="others were faster"):
         steps.run(finding(1, [], [A]))
 
@@ -128,8 +128,8 @@ def test_copies_go_where_the_backends_of_now_hold_the_pack_and_few_at_once(monke
     places = {i: Place(i.decode(), i, ()) for i in (A, B)}
     ids = {(A, b"1"): (b"new", b"old"), (B, b"2"): (b"x",), (A, b"2"): (b"x",), (A, b"3"): (b"x",)}
     counting = SimpleNamespace(ids=lambda i, name: ids.get((i, name), ()))
-    monkeypatch.setattr(repair, "Places", lambda *_: counting)
-    monkeypatch.setattr(repair, "PACKS_MENDED_AT_ONCE", 2)
+    monkeypatch.setattr(mend, "Places", lambda *_: counting)
+    monkeypatch.setattr(mend, "PACKS_MENDED_AT_ONCE", 2)
     asked: dict[bytes, Any] = {}
     read: list[bytes] = []
     most = 0
@@ -150,7 +150,7 @@ def test_copies_go_where_the_backends_of_now_hold_the_pack_and_few_at_once(monke
         future.set_result(result)
         return future
 
-    monkeypatch.setattr(repair, "bring", bring)
+    monkeypatch.setattr(mend, "bring", bring)
     s: Any = SimpleNamespace(
         transfer=SimpleNamespace(places=places, read_order=lambda _: ()), config=None, previous=None,
         runtime=SimpleNamespace(start=start, wait=wait), listener=lambda _: None,
@@ -160,7 +160,7 @@ def test_copies_go_where_the_backends_of_now_hold_the_pack_and_few_at_once(monke
         finding(2, [C], [A, B], is_sure=False),
         finding(3, [C], [A])._replace(by_bytes=True),
     ]
-    assert repair._mend(s, found) == (4, 400, {(0, b"3")})
+    assert mend._mend(s, found) == (4, 400, {(0, b"3")})
     both = [(A, (b"x",)), (B, (b"x",))]
     assert asked == {b"1": ([(A, (b"old", b"new"))], True), b"2": (both, False), b"3": (both[:1], True)}
     assert read == [b"3"], "the digest of a copy that was read and found wrong says nothing"
@@ -191,7 +191,7 @@ UNDER_1, UNDER_2 = (2, DELTA, 1, 1), (2, DELTA, 3, 2)  # object 2, made of 1, an
     ],
 )
 def test_deltas_may_count_on_the_rest_of_an_index_at_no_more_depth(index: Any, rest: Any, is_so: bool) -> None:
-    assert repair._is_as_deep(told(index), told(rest), digest(2)) is is_so
+    assert give_back._is_as_deep(told(index), told(rest), digest(2)) is is_so
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_pack_leaves_the_index_only_if_what_it_gives_is_elsewhere(rest: Any, s
     index = told([*whole(1), UNDER_1, (7, DELTA, 99, 1)])
     (pack,) = index.packs().values()
     upload: Any = {digest(n): b"" for n in stored}
-    assert repair._is_free(index, told(*rest), pack, upload) is is_free
+    assert give_back._is_free(index, told(*rest), pack, upload) is is_free
 
 
 class Uploading(dict[bytes, bytes]):
@@ -224,7 +224,7 @@ def test_of_a_pack_that_goes_what_is_cached_or_can_be_read_is_stored_once(monkey
 
     Deltas are read with few others at a time: what they make may be large.
     """
-    monkeypatch.setattr(repair, "OPENED_TOGETHER_BYTES", 15)
+    monkeypatch.setattr(give_back, "OPENED_TOGETHER_BYTES", 15)
     small = [(n, DELTA, 3, 1) for n in (5, 6, 8, 9, 10, 11)]
     index, upload, reads, looked_up = told([*whole(1, 2, 3, 4, 7), *small]), Uploading(), [], []
     upload[digest(7)] = b""
@@ -244,7 +244,7 @@ def test_of_a_pack_that_goes_what_is_cached_or_can_be_read_is_stored_once(monkey
         db=SimpleNamespace(get_objects=get_objects), ids=SimpleNamespace(of=lambda kind, data: data)
     )
     contents: Any = SimpleNamespace(index=index, fetch=fetch, size_of=lambda _: 10)
-    repair._store_objects(s, contents, told(whole(4), [small[2]]), pack, upload)  # type: ignore[arg-type]
+    give_back._store_objects(s, contents, told(whole(4), [small[2]]), pack, upload)  # type: ignore[arg-type]
     ids = [o.id for o in index.inside(pack)]
     large, made = ([i for i in ids if i in map(digest, some)] for some in ((2, 3), (5, 6, 9, 10, 11)))
     assert reads == [large + made[:2], made[2:4], made[4:]]
@@ -266,7 +266,7 @@ def test_a_newest_version_that_cannot_be_read_is_told(tree_root: Any, error: Any
     contents = SimpleNamespace(index=told(), size_of=None, walk=walk)
     s: Any = SimpleNamespace(contents=lambda _: contents, ingest=lambda **_: None, listener=notes.append, tree=None)
     agreed: Any = SimpleNamespace(tree_root=tree_root, index=told(), state=SimpleNamespace(master=digest(1)))
-    assert not repair._store_tree(s, agreed, Uploading({digest(1): b""}))  # type: ignore[arg-type]
+    assert not give_back._store_tree(s, agreed, Uploading({digest(1): b""}))  # type: ignore[arg-type]
     assert [note.text for note in notes] == told_of
 
 
@@ -292,5 +292,5 @@ def test_the_folder_is_at_the_new_version_only_if_it_has_its_files(
         entropy=bytes, db=db, load=lambda _: None, base_state=lambda: SimpleNamespace(master=base),
         runtime=SimpleNamespace(run=lambda _: None), group=SimpleNamespace(write_hint=lambda *_, **__: None),
     )  # fmt: skip
-    assert repair.name_in_index(s, decided.state, None) == (decided.state, True)  # type: ignore[arg-type]
+    assert give_back.name_in_index(s, decided.state, None) == (decided.state, True)  # type: ignore[arg-type]
     assert noted == {JOURNAL_KEY.name: None} | ({BASE_KEY.name: decided.state} if is_set else {})

@@ -19,7 +19,7 @@ from metasync.consensus import State
 from metasync.errors import CANNOT_BE_READ, MetaSyncError
 from metasync.events import Progress
 from metasync.local.spill import IdSet
-from metasync.maintenance.lost import held
+from metasync.maintenance.repair.lost_paths import held
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk_large import Losses, gather

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 from metasync.errors import CANNOT_BE_READ, UnreachableError
 from metasync.events import Phase, Progress
 from metasync.local.spill import IdSet
-from metasync.maintenance.lost import Unread, pushes
+from metasync.maintenance.repair.lost_paths import Unread, pushes
 from metasync.objects import file, walk
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import Entry, ObjectKind, split

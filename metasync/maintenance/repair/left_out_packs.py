@@ -19,9 +19,9 @@ from metasync.consensus import ZERO_HASH, Ref, State
 from metasync.errors import CANNOT_BE_READ, BackendError, MetaSyncError, NoQuorumError, UnreadableError, WorkspaceError
 from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
-from metasync.maintenance import lost
-from metasync.maintenance.repair import name_in_index, store_read, upload_for
-from metasync.maintenance.untrue_rows import UntrueRows, add_deltas
+from metasync.maintenance.repair import lost_paths
+from metasync.maintenance.repair.give_back import name_in_index, store_read, upload_for
+from metasync.maintenance.repair.untrue_rows import UntrueRows, add_deltas
 from metasync.objects import file
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import ObjectKind
@@ -130,7 +130,7 @@ class _Needs:
         ids = [i for i in self.index.ids(ObjectKind.SNAPSHOT) if s.db.get_object(i) is None]
         for start in range(0, len(ids), SNAPSHOTS_TOGETHER):
             self.contents.load(ObjectKind.SNAPSHOT, ids[start : start + SNAPSHOTS_TOGETHER], lambda *_: None)
-        pushes = [p.id for p in lost.pushes(s, self.contents, agreed)]
+        pushes = [p.id for p in lost_paths.pushes(s, self.contents, agreed)]
         retained = unreadable.list_or_older(s, agreed.state)
         walked = mark(pushes, self, self.index.__contains__, retained.replacing)
         self.contents.walk(self._watched(walked), on_lost=lambda *_: None)

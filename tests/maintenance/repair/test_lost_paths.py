@@ -12,7 +12,7 @@ from content_kit import noise
 from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
-from metasync.maintenance import lost
+from metasync.maintenance.repair import lost_paths
 from metasync.objects import directory, walk_large
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.objects.walk import chunks, find
@@ -44,7 +44,7 @@ def entry_at(w: Workspace, version: int, path: bytes) -> Entry:
     with w._session("test") as s:
         newest = agreement.newest(s)
         contents = s.contents(newest)
-        roots = {v.number: v.root for v in lost.pushes(s, contents, newest)}
+        roots = {v.number: v.root for v in lost_paths.pushes(s, contents, newest)}
         at = max(v for v in roots if v <= version)
         entry = contents.walk(find(roots[at], path)).entry
         assert entry is not None
@@ -134,7 +134,7 @@ def test_of_versions_before_a_gap_the_losses_are_named_too(lab: Lab) -> None:
     w.gc(Keep(last=1, tag=("first", "second")))
     with w._session("test") as s:
         newest = agreement.newest(s)
-        assert [v.number for v in lost.pushes(s, s.contents(newest), newest)] == [6, 2, 1]
+        assert [v.number for v in lost_paths.pushes(s, s.contents(newest), newest)] == [6, 2, 1]
 
 
 def test_a_pull_names_the_directory_that_it_cannot_read(lab: Lab) -> None:
@@ -161,7 +161,7 @@ def test_a_directory_of_many_nodes_of_which_one_is_lost(lab: Lab, monkeypatch: p
         node = directory.decode_node(contents.load(ObjectKind.DIR, [root.content])[root.content])
         assert len(node.children) > 1
         leaf = node.children[-1][1]
-        found = lost.gone_files(s, agreement.newest(s), {leaf, gone.content})
+        found = lost_paths.gone_files(s, agreement.newest(s), {leaf, gone.content})
     assert [(g.path, g.first, g.last) for g in found] == [(b"long/", 1, 1), (b"long/00000", 1, 1)]
 
 
@@ -197,13 +197,13 @@ def test_what_a_collection_deletes_meanwhile_is_not_called_lost(lab: Lab) -> Non
         w.push(force=True)
         w.gc(Keep(last=1))
         phone._db.drop_objects([i for i, _ in phone._db.objects_by_age() if i in agreed.index])
-        assert lost.nowhere(s, agreed) == ()
+        assert lost_paths.nowhere(s, agreed) == ()
 
 
 @pytest.mark.parametrize("few", [True, False])
 def test_it_says_the_same_whether_paths_are_many_or_few(lab: Lab, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not few:
-        monkeypatch.setattr(lost, "PATHS_HELD", 3)
+        monkeypatch.setattr(lost_paths, "PATHS_HELD", 3)
         monkeypatch.setattr(walk_large, "BATCH_BYTES", 1)
     w = lab.init(lab.urls(*NAMES))
     write(w.directory, {f"d{i:02d}/{f}": b"%d" % i + f.encode() for i in range(20) for f in "xy"})
@@ -246,7 +246,7 @@ def contents_of(index: FakeIndex, chunks: dict[bytes, list[Any]], failing: dict[
 
 def test_what_a_backend_that_is_away_may_have_is_not_lost() -> None:
     contents = SimpleNamespace(index=FakeIndex({b"a", b"b"}))
-    unread = lost.Unread(cast(Any, contents))
+    unread = lost_paths.Unread(cast(Any, contents))
     unread([b"a"], AWAY)
     unread([b"a"], UnreachableError("another", next_step=""))
     assert (unread.lost, unread.why) == (set(), AWAY)
@@ -268,20 +268,20 @@ def test_a_file_whose_chunks_cannot_be_read_is_lacking_if_none_can_have_them(
     error: MetaSyncError, root: bytes, unsure: bool, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two files: the other one is looked at by itself then."""
-    monkeypatch.setattr(lost.line, "all_named", lambda task, _: task)
-    monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
+    monkeypatch.setattr(lost_paths.line, "all_named", lambda task, _: task)
+    monkeypatch.setattr(lost_paths.walk, "chunks", lambda roots: roots)
     index = FakeIndex({b"root", b"left out", b"good", b"chunk"})
     contents = contents_of(index, {b"good": [SimpleNamespace(id=b"chunk")]}, {root: error})
     entries = [(b"good", FILE._replace(root=b"good")), (b"bad", FILE._replace(root=root))]
-    found = lost.lacking(contents, cast(Any, SimpleNamespace(index=index)), entries, unsure=unsure)
+    found = lost_paths.lacking(contents, cast(Any, SimpleNamespace(index=index)), entries, unsure=unsure)
     assert [path for path, _ in found] == [b"bad"] * told
 
 
 def test_files_of_which_a_part_is_not_named_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole ones, those in chunks, and one of which a chunk alone is missing; however many are looked at together."""
-    monkeypatch.setattr(lost.line, "all_named", lambda task, _: task)
-    monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
-    monkeypatch.setattr(lost, "CHUNKED_TOGETHER_BYTES", 15)
+    monkeypatch.setattr(lost_paths.line, "all_named", lambda task, _: task)
+    monkeypatch.setattr(lost_paths.walk, "chunks", lambda roots: roots)
+    monkeypatch.setattr(lost_paths, "CHUNKED_TOGETHER_BYTES", 15)
     index = FakeIndex({b"here", b"root", b"other", b"chunk"})
     parts = {
         b"root": [SimpleNamespace(id=b"chunk")],
@@ -293,12 +293,12 @@ def test_files_of_which_a_part_is_not_named_are_lacking(monkeypatch: pytest.Monk
         b"1": FILE, b"2": FILE._replace(root=b"other"), b"3": FILE, b"4": FILE._replace(root=b"nowhere"),
     }  # fmt: skip
     contents, agreed = contents_of(index, parts, {}), SimpleNamespace(index=index)
-    found = lost.lacking(contents, cast(Any, agreed), entries.items(), unsure=False)
+    found = lost_paths.lacking(contents, cast(Any, agreed), entries.items(), unsure=False)
     assert {path for path, _ in found} == {b"gone", b"2", b"4"}
 
 
 def test_paths_are_told_in_their_order() -> None:
-    found = lost.Found()
+    found = lost_paths.Found()
     for path in (b"b", b"a", b"b"):
         found.add(path)
     assert found.all() == (b"a", b"b")
@@ -321,16 +321,16 @@ def test_a_newest_version_whose_snapshot_no_pack_has_is_lost_and_one_that_is_awa
     notices: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def walk(_: object, on_lost: lost.Unread) -> None:
+    def walk(_: object, on_lost: lost_paths.Unread) -> None:
         if error is not None:
             on_lost((b"node",), error)
 
-    monkeypatch.setattr(lost, "gather", lambda *_: None)
+    monkeypatch.setattr(lost_paths, "gather", lambda *_: None)
     contents = SimpleNamespace(index=FakeIndex(index), walk=walk, size_of=None)
     said: list[object] = []
     s = SimpleNamespace(contents=lambda _: contents, listener=said.append)
     agreed = SimpleNamespace(tree_root=root, index=contents.index, state=SimpleNamespace(master=b"master"))
-    assert lost.nowhere(cast(Any, s), cast(Any, agreed)) == told
+    assert lost_paths.nowhere(cast(Any, s), cast(Any, agreed)) == told
     assert len(said) == notices
 
 
@@ -350,10 +350,10 @@ def test_a_file_of_an_older_version_is_gone_with_its_bytes_a_chunk_or_its_list(
         return step() if callable(step) else {root: [SimpleNamespace(id=parts[root])] for root in step}
 
     parts = {b"root": b"chunk", b"gone": b"chunk", b"half": b"gone"}
-    monkeypatch.setattr(lost.walk, "chunks", lambda roots: roots)
-    monkeypatch.setattr(lost, "compare", lambda *given: lambda: given[3]([(b"f", entry, None)]))
-    ranges = lost._Ranges(cast(Any, SimpleNamespace(index=FakeIndex(), walk=walk, size_of=None)), {b"gone"})
-    ranges.go_back(lost._Version(1, b"tree"), None)
+    monkeypatch.setattr(lost_paths.walk, "chunks", lambda roots: roots)
+    monkeypatch.setattr(lost_paths, "compare", lambda *given: lambda: given[3]([(b"f", entry, None)]))
+    ranges = lost_paths._Ranges(cast(Any, SimpleNamespace(index=FakeIndex(), walk=walk, size_of=None)), {b"gone"})
+    ranges.go_back(lost_paths._Version(1, b"tree"), None)
     assert [g.path for g in ranges.all(1)] == [*told]
 
 
@@ -363,14 +363,14 @@ def test_a_directory_that_is_found_lost_on_the_way_is_told_too(
 ) -> None:
     """Nobody knew that it is gone; one that is away may have it."""
 
-    def walk(step: Any, on_lost: lost.Unread) -> None:
+    def walk(step: Any, on_lost: lost_paths.Unread) -> None:
         on_lost((b"node",), error)
         step()
 
-    monkeypatch.setattr(lost, "compare", lambda *given: lambda: given[5].told(b"d/", b"node"))
+    monkeypatch.setattr(lost_paths, "compare", lambda *given: lambda: given[5].told(b"d/", b"node"))
     contents = SimpleNamespace(index=FakeIndex({b"node"}), walk=walk, size_of=None)
-    ranges = lost._Ranges(cast(Any, contents), set())
-    ranges.go_back(lost._Version(1, b"tree"), None)
+    ranges = lost_paths._Ranges(cast(Any, contents), set())
+    ranges.go_back(lost_paths._Version(1, b"tree"), None)
     assert [(g.path, g.first, g.last) for g in ranges.all(1)] == told
 
 
@@ -407,13 +407,13 @@ def test_the_line_goes_on_past_a_lost_snapshot_by_the_states(
         name = states[v - 1] if v else ""
         if name == " ":
             raise GONE
-        return SimpleNamespace(v=v, master=name.encode() or lost.ZERO_HASH)
+        return SimpleNamespace(v=v, master=name.encode() or lost_paths.ZERO_HASH)
 
     retained = Retained(tuple(Dropped(first, to, below.encode()) for first, to, below in dropped))
-    monkeypatch.setattr(lost.unreadable, "list_or_older", lambda *_: retained)
-    monkeypatch.setattr(lost, "decode_snapshot", snapshot)
-    monkeypatch.setattr(lost, "version_of", lambda s: s.version)
+    monkeypatch.setattr(lost_paths.unreadable, "list_or_older", lambda *_: retained)
+    monkeypatch.setattr(lost_paths, "decode_snapshot", snapshot)
+    monkeypatch.setattr(lost_paths, "version_of", lambda s: s.version)
     s = SimpleNamespace(runtime=SimpleNamespace(run=lambda task: task), group=SimpleNamespace(state_at=state))
     agreed = SimpleNamespace(state=state(None, len(states), None))
-    line = lost.pushes(cast(Any, s), cast(Any, SimpleNamespace(load=load)), cast(Any, agreed))
+    line = lost_paths.pushes(cast(Any, s), cast(Any, SimpleNamespace(load=load)), cast(Any, agreed))
     assert " ".join(f"{v.number}{(v.root or b'-').decode()}" for v in line) == told

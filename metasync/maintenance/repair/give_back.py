@@ -1,126 +1,39 @@
-"""Makes whole what `check` found: copies of packs from other copies, and lost objects from this device, wherever it has
-them (`matching_files`).
+"""Stores anew what no pack gives, from this device, wherever it has it (`matching_files`), and has an index agreed.
 
-A pack that nobody has any more leaves the index, and what this device has of its objects is stored anew. So no push
-takes for stored what is lost, and each device that repairs adds what it alone has. A pack is given up only when every
-backend that holds data has said that it has it not, or not intact; while one is away, it may come back with it.
-
-Nothing is deleted here, so two devices may repair the same at once: the same bytes are stored under the same name.
+So no push takes for stored what is lost, and each device that repairs adds what it alone has.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from metasync.consensus import JOURNAL_KEY, Change, Ref, State
-from metasync.errors import BackendError, MetaSyncError, NoQuorumError, WorkspaceError
-from metasync.events import Notice, Phase, Progress
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError
+from metasync.events import Notice
 from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.maintenance import matching_files
-from metasync.maintenance.lost import Found, Unread, gone_files, held, lacking
-from metasync.maintenance.matching_files import storing
-from metasync.maintenance.untrue_rows import NO_ROWS, UntrueRows, true_index
+from metasync.maintenance.repair import matching_files
+from metasync.maintenance.repair.lost_paths import Found, Unread, held, lacking
+from metasync.maintenance.repair.matching_files import storing
+from metasync.maintenance.repair.untrue_rows import NO_ROWS, UntrueRows, true_index
 from metasync.objects.model import Entry, ObjectKind
 from metasync.objects.walk_large import Losses, gather
-from metasync.reports.checks import Repaired
-from metasync.runtime.sizes import LOST_ROUNDS_MAX
-from metasync.session import agreement, space
+from metasync.session import agreement
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store import deltas
-from metasync.store.index import Index, PackId, PackRecord, make_segment
-from metasync.store.moves import Places
+from metasync.store.index import Index, PackRecord, make_segment
 from metasync.store.pack_format import WHOLE, Located
 from metasync.transfer.contents import Contents
-from metasync.transfer.moving import bring
 from metasync.transfer.upload import Upload
 from metasync.worktree.ingest import reread
 
 OP_ID_BYTES: Final = 16
-PACKS_MENDED_AT_ONCE: Final = 4  # each held in memory
 OPENED_TOGETHER_BYTES: Final = 32 << 20  # of blobs that are deltas
-
-
-class Finding(NamedTuple):
-    """A pack with which something is wrong. `good`: ids of the backends that hold it intact, `bad`: those that should
-    and do not. `is_sure`: every backend that may hold it has been heard. `by_bytes`: a copy was found wrong by its
-    bytes, so what its store tells of it says nothing."""
-
-    record: PackRecord
-    good: tuple[bytes, ...]
-    bad: tuple[bytes, ...]
-    is_sure: bool
-    by_bytes: bool = False
-
-
-def repair(
-    s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool, untrue: UntrueRows = NO_ROWS
-) -> tuple[Repaired, Agreed]:
-    """Makes whole what was found, as far as that can be had. -> also what is agreed then.
-
-    `nowhere`: what the index does not give, and this folder may have: files of the newest version that are in no pack,
-    or what deltas are made of. `untrue`: what does not lie in packs that are intact. These leave the index, too.
-    """
-    s.listener(Phase("repair"))
-    space.begin_asking(s, agreed.index)()
-    copies, copied, altered = _mend(s, [f for f in found if f.good and f.bad])
-    none = [f for f in found if not f.good or f.record.id in altered]
-    lost, away = [f.record for f in none], sum(not f.is_sure for f in none)
-    out = Repaired(copies=copies, copied_bytes=copied, waits=away)
-    lost = lost if not away else []
-    if not lost and not nowhere and not untrue:
-        return out, agreed
-    for _ in range(LOST_ROUNDS_MAX):
-        given = give_back(s, agreed, lost, are_all_heard=not away, untrue=untrue, are_all=True)
-        if given.root is None:
-            return out, agreed
-        state, mine = name_in_index(s, agreed.state, given.root)
-        agreed = s.load(state)
-        if mine:
-            files = gone_files(s, agreed, given.gone) if given.gone else ()
-            out = replace(out, stored_bytes=given.bytes_stored, version=state.v, gone=files)
-            return replace(out, gone_objects=0 if files else len(given.gone) - given.untrue), agreed
-        lost = [p for p in lost if p.id in agreed.index.packs()]  # as far as nobody else did it meanwhile
-    raise WorkspaceError(
-        f"others were faster {LOST_ROUNDS_MAX} times; what is lost is not stored anew yet", next_step="Run again."
-    )
-
-
-# ---- copies from other copies
-
-
-def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
-    """-> how many copies were made again, the bytes of them, and the packs of which no copy was right after all."""
-    t, copies, copied, altered = s.transfer, 0, 0, set[PackId]()
-    places = Places(s.config, s.previous)
-    running: dict[Future[Any], Finding] = {}
-    todo = iter(found)
-    while True:
-        for f in todo:
-            name, to = f.record.name, [place for i in f.bad if (place := t.places.get(i)) is not None]
-            counting = [p._replace(storage_ids=places.ids(p.backend_id, name)[::-1]) for p in to]
-            wanted = [p for p in counting if p.storage_ids]  # the config may be another than the one that was checked
-            task = bring(t, f.record, wanted, t.read_order(name), are_all=f.is_sure, read_data=f.by_bytes)
-            running[s.runtime.start(task)] = f
-            if len(running) >= PACKS_MENDED_AT_ONCE:
-                break
-        if not running:
-            return copies, copied, altered
-        for future in s.runtime.wait(running):
-            f, brought = running.pop(future), future.result()
-            copies += len(brought.sent)
-            copied += f.record.size * len(brought.sent)
-            altered |= {f.record.id} if brought.is_lost else set()
-            s.listener(Progress("copies", copies, None, "copies"))
-
-
-# ---- objects from this device
 
 
 class Given(NamedTuple):

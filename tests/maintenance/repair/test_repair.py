@@ -10,8 +10,8 @@ import pytest
 from content_kit import noise
 from workspace_kit import Lab, forget_bases, tree_of, write
 
-from metasync.maintenance import repair
-from metasync.maintenance.lost import Found
+from metasync.maintenance.repair import give_back
+from metasync.maintenance.repair.lost_paths import Found
 from metasync.reports.checks import Repaired
 from metasync.session import agreement
 
@@ -153,11 +153,11 @@ def test_a_version_that_no_pack_has_is_stored_by_whoever_has_it_cached(
     """Another device, which had nothing of it, took the lost packs out of the index."""
     w = pushed(lab, files=2)
     with monkeypatch.context() as patch, w._session("test") as s:
-        patch.setattr(repair, "_store_objects", lambda *_: None)
-        patch.setattr(repair, "_store_tree", lambda *_: Found())
+        patch.setattr(give_back, "_store_objects", lambda *_: None)
+        patch.setattr(give_back, "_store_tree", lambda *_: Found())
         agreed = agreement.newest(s)
-        given = repair.give_back(s, agreed, [*agreed.index.packs().values()])
-        repair.name_in_index(s, agreed.state, given.root)
+        given = give_back.give_back(s, agreed, [*agreed.index.packs().values()])
+        give_back.name_in_index(s, agreed.state, given.root)
     assert b"/" in w.check().nowhere
     done = repaired(w)
     assert done.version is not None and not done.gone
@@ -190,7 +190,7 @@ def test_a_file_that_nobody_has_blocks_nothing_else(lab: Lab) -> None:
     assert repaired(w).gone
     assert repaired(w).version is None, "there is nothing more to be named"
     with w._session("test") as s:
-        assert repair.give_back(s, agreement.newest(s)).missing == (b"f3",)
+        assert give_back.give_back(s, agreement.newest(s)).missing == (b"f3",)
     tablet = lab.clone(lab.urls(*NAMES), device="tablet")
     expected = tree_of(Path(w.directory))
     expected.pop(b"f3")
