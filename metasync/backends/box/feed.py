@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from metasync.backends.api import Change, Inventory, Item
 from metasync.backends.box.folders import File, Folders, file_of, is_under, other, rows_of, text_of, type_of
-from metasync.errors import NotFoundError, RefusedError, UnreachableError
+from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
 
 EVENTS: Final = 500
 _GONE: Final = frozenset({"ITEM_TRASH"})
@@ -18,15 +18,26 @@ _BESIDE: Final = frozenset({"folder", "web_link"})  # an event may be about, and
 _POLL_S: Final = 610  # as Box says; it takes no wish for less
 _POLL_LATE_S: Final = 20
 _SERVER_MOST: Final = 60  # polls at one server, or minutes, whatever Box says
+_AT_ONCE_S: Final = 5.0  # a poll that ends within it was told of something that had happened before
+_HELD_S: Final = 60.0  # a poll that nothing ends is held open for longer, where a server still serves
 _FEED_S: Final = 20 * 86_400.0  # Box keeps events for three weeks, and says nothing of those that it dropped
 
 
 class _Server(NamedTuple):
-    """Where a long poll goes: an address that Box gave out, for so many more polls, until a time."""
+    """Where a long poll goes: an address that Box gave out, for so many more polls, until a time.
+
+    quiet  its polls that ended without news, in a row
+    ended  when the last of them did
+    """
 
     url: str
     polls: int
     until: float
+    quiet: int = 0
+    ended: float = 0.0
+
+
+_NONE: Final = _Server("", 0, 0.0)
 
 
 class _News(NamedTuple):
@@ -41,7 +52,8 @@ class Feed:
 
     def __init__(self, at: Folders) -> None:
         self._at = at
-        self._server: _Server | None = None  # where the next long poll may go
+        self._server: _Server | None = None  # where the last long poll went, if it ended well
+        self._again = 1  # polls that a server gets after one that ended without news
 
     def inventory(self, attempt: str, path: str, cursor: str) -> Inventory:
         """A list of what is below, folder by folder, then the account's feed of events."""
@@ -81,23 +93,48 @@ class Feed:
     def watch(self, attempt: str, cursor: str) -> Change:
         """A long poll, which tells of all that changes in the account. What came since the cursor ends it at once.
 
-        Box gives out a server for some polls and some minutes. One that ends with "reconnect" ends its server's use.
+        Box gives out a server for some polls and some minutes, and wants to be asked anew after a poll that ended with
+        "reconnect". Its library of old polled the same server again. So does this, once, and in doubt never more: a
+        server that refuses, ends the poll at once or was deaf to what the next one tells. Once such a poll told of
+        news, servers are polled as often as Box said.
         """
         if not cursor:
             return Change(self.position(attempt), True)
         if not cursor.isdigit():
             raise NotFoundError(f"{attempt}: this cursor is too old")
-        server = self._server
-        if server is None or server.polls <= 0 or server.until <= time.monotonic():
-            server = self._server_for(attempt)
+        now, before = time.monotonic(), self._server or _NONE
+        follows = before.quiet > 0 and now - before.ended < _AT_ONCE_S
+        is_again = follows and before.polls > 0 and before.quiet <= self._again
+        is_good = not before.quiet and before.polls > 0 and now < before.until
         self._server = None  # unless all goes well
+        server = before if is_again or is_good else self._server_for(attempt)
+        try:
+            told = self._poll(attempt, server, cursor)
+        except BackendError:
+            if not is_again:
+                raise
+            self._again = 0
+            return Change(cursor, False)
+        ended = time.monotonic()
+        if told == "new_change":
+            following = self._news(attempt, cursor).following
+            if is_again:
+                self._again = _SERVER_MOST
+            elif follows and before.quiet > 1 and ended - now < _AT_ONCE_S:
+                self._again = 0
+            self._server = server._replace(polls=server.polls - 1, quiet=0)
+            return Change(following, True)
+        if is_again and ended - now < _HELD_S:
+            self._again = 0
+        if told == "reconnect":
+            self._server = server._replace(polls=server.polls - 1, quiet=server.quiet + 1, ended=ended)
+        return Change(cursor, False)
+
+    def _poll(self, attempt: str, server: _Server, cursor: str) -> str:
+        """-> "new_change", "reconnect", or "" for any other answer."""
         url = f"{server.url}{'&' if '?' in server.url else '?'}stream_position={cursor}"
         _, _, body = self._at.client.fetch(attempt, url, within_s=_POLL_S + _POLL_LATE_S)
-        if b'"new_change"' not in body:
-            return Change(cursor, False)
-        told = self._news(attempt, cursor)
-        self._server = server._replace(polls=server.polls - 1)
-        return Change(told.following, True)
+        return next((word for word in ("new_change", "reconnect") if b'"%b"' % word.encode() in body), "")
 
     def _server_for(self, attempt: str) -> _Server:
         servers = self._at.client.ask(

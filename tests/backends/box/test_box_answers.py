@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 from servers.box_standin import BoxStandin
-from servers.standin import Answer
 
 from metasync.backends.api import Digest
-from metasync.backends.box import BoxBackend, feed
+from metasync.backends.box import BoxBackend
 from metasync.backends.box.client import Client
 from metasync.backends.box.files import COMMITS_MAX
 from metasync.backends.registry import open_backend, parse_url, server_of
@@ -334,13 +332,6 @@ def test_a_watch_ends_with_what_changed(filled: BoxBackend, standin: BoxStandin)
     assert filled.watch("d", quiet.cursor, 30).changed
 
 
-def asked(standin: BoxStandin) -> list[str]:
-    """Which requests came: the list of servers, polls, events."""
-    names = {"OPTIONS": "server", "GET": "events"}
-    came = [exchange.request for exchange in standin.take_log()]
-    return ["poll" if "/subscribe" in one.target else names[one.method] for one in came]
-
-
 def test_a_look_ends_an_id_of_another_object(filled: BoxBackend) -> None:
     """A get takes it, as it takes any bytes that a provider gives; whoever mends what it read looks first."""
     filled.put("d/b", b"other")
@@ -349,18 +340,6 @@ def test_a_look_ends_an_id_of_another_object(filled: BoxBackend) -> None:
     assert filled.get("d/a", max_bytes=9) == b"other"
     assert filled.stat("d/a") == 4
     assert filled.get("d/a", max_bytes=9) == b"0123"
-
-
-def test_a_poll_that_nothing_ended_costs_two_requests(filled: BoxBackend, standin: BoxStandin) -> None:
-    """Box wants a new server after `reconnect`; what changed meanwhile ends the next poll at once."""
-    cursor = filled.watch("d", "", 30).cursor
-    standin.take_log()
-    for _ in range(3):
-        cursor = filled.watch("d", cursor, 30).cursor
-    assert asked(standin) == ["server", "poll"] * 3
-    filled.put("d/b", b"x")
-    standin.take_log()
-    assert filled.watch("d", cursor, 30).changed
 
 
 @pytest.mark.parametrize("timeout_s", [1, 60, 480, 3600])
@@ -380,31 +359,6 @@ def test_a_poll_waits_as_long_as_box_takes_for_it(
     assert [wait_s is not None and 610 < wait_s < 700 for wait_s in waits] == [True]
 
 
-def test_a_server_is_asked_again_after_news_as_often_and_long_as_box_says(
-    filled: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(feed, "time", SimpleNamespace(time=time.time, monotonic=lambda: now[0]))
-    cursor = filled.watch("d", "", 30).cursor
-
-    def news() -> list[str]:
-        nonlocal cursor
-        filled.put("d/b", b"x")
-        standin.take_log()
-        ended = filled.watch("d", cursor, 30)
-        assert ended.changed
-        assert ended.cursor != cursor
-        cursor = ended.cursor
-        return asked(standin)
-
-    begun, goes_on = ["server", "poll", "events"], ["poll", "events"]
-    assert [news() for _ in range(11)] == [begun, *[goes_on] * 9, begun]
-    now[0] += 599.0
-    assert news() == goes_on
-    now[0] += 2.0
-    assert news() == begun
-
-
 @pytest.mark.parametrize("told", ["", "-1", "x", "1e3", None, "9" * 400])
 def test_a_server_whose_limits_are_none_is_asked_at_all(
     filled: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch, told: str | None
@@ -419,21 +373,6 @@ def test_a_server_whose_limits_are_none_is_asked_at_all(
     cursor = filled.watch("d", "", 30).cursor
     filled.put("d/b", b"x")
     assert filled.watch("d", cursor, 30).changed
-
-
-def test_a_poll_that_failed_has_another_server_be_asked(
-    filled: BoxBackend, standin: BoxStandin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cursor = filled.watch("d", "", 30).cursor
-    filled.put("d/b", b"x")
-    cursor = filled.watch("d", cursor, 30).cursor
-    with monkeypatch.context() as patch:
-        patch.setattr(BoxStandin, "_subscribe", lambda self, request: Answer(404, b"{}"))
-        with pytest.raises(BackendError):
-            filled.watch("d", cursor, 30)
-    standin.take_log()
-    filled.watch("d", cursor, 30)
-    assert asked(standin)[:2] == ["server", "poll"]
 
 
 def test_digests_and_space(filled: BoxBackend, standin: BoxStandin) -> None:

@@ -18,10 +18,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 BENCHMARKS = Path(__file__).parents[1]
@@ -30,9 +32,11 @@ sys.path[:0] = [str(BENCHMARKS), *(str(BENCHMARKS.parent / name) for name in ("k
 import pytest
 import workloads
 from measure import child_environment, measured
-from servers.standin import Standin, linked
+from servers.box_standin import BoxStandin
+from servers.standin import Answer, Request, Standin, linked
 
 from metasync.backends.api import Inventories, Watches
+from metasync.backends.box import feed
 from metasync.backends.registry import open_backend, parse_url
 
 SIZES = {70: "paper", 15_000: "kernel"}
@@ -54,7 +58,6 @@ class Cloud(NamedTuple):
 
 def _kinds() -> dict[str, tuple[type[Standin], str]]:
     """Stand-ins by the scheme of their URLs, and what the provider publishes."""
-    from servers.box_standin import BoxStandin
     from servers.dropbox_standin import DropboxStandin
     from servers.gdrive_standin import GoogleDriveStandin
     from servers.onedrive_standin import OneDriveStandin
@@ -137,11 +140,12 @@ def idle_requests(name: str, cloud: Cloud) -> tuple[str, int]:
         if isinstance(backend, Watches):
             cursor = backend.watch("d", "", POLL_S).cursor
             cloud.standin.take_log()
-            for _ in range(round(HOUR_S / poll_s)):
-                told = backend.watch("d", cursor, POLL_S)
-                if told.changed:
-                    raise RuntimeError("a watch told of a change where there was none")
-                cursor = told.cursor
+            with _each_poll_takes(poll_s):
+                for _ in range(round(HOUR_S / poll_s)):
+                    told = backend.watch("d", cursor, POLL_S)
+                    if told.changed:
+                        raise RuntimeError("a watch told of a change where there was none")
+                    cursor = told.cursor
             how = f"long polls of {poll_s:.0f} s"
         else:
             assert isinstance(backend, Inventories)
@@ -156,6 +160,21 @@ def idle_requests(name: str, cloud: Cloud) -> tuple[str, int]:
         return how, len(cloud.standin.take_log())
     finally:
         backend.close()
+
+
+@contextlib.contextmanager
+def _each_poll_takes(poll_s: float) -> Iterator[None]:
+    """The time as Box's watch sees it, which goes on by that with each of its polls."""
+    now, polled = [0.0], BoxStandin._subscribe
+
+    def subscribe(self: BoxStandin, request: Request) -> Answer:
+        now[0] += poll_s
+        return polled(self, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoxStandin, "_subscribe", subscribe)
+        patch.setattr(feed, "time", SimpleNamespace(time=time.time, monotonic=lambda: now[0]))
+        yield
 
 
 _SINGLE = """
