@@ -95,7 +95,10 @@ ROOMS: Final = {
         ),
         ("store", "maintenance", "history"),
     ),
-    "lost": Room(("metasync.maintenance.repair.lost_paths",), ("maintenance", "commands/test_cli.py")),
+    "lost": Room(
+        ("metasync.maintenance.repair.lost_paths", "metasync.session.left_out"),
+        ("maintenance", "session/test_who_left_out.py", "attacks/test_left_out.py", "commands/test_cli.py"),
+    ),
     "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
     "mending": Room(
         (

@@ -12,7 +12,7 @@ import pytest
 from agreement_kit import X
 from workspace_kit import Lab, write
 
-from metasync.errors import DamagedError, UnreachableError, WorkspaceError
+from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UpgradeError, WorkspaceError
 from metasync.local.lock import GiveWay
 from metasync.local.spill import Large
 from metasync.local.state_keys import EXACT_KEY, KEPT_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY, UNPLACED, Unplaced
@@ -153,6 +153,65 @@ def test_a_folder_that_never_holds_still_is_told_and_so_is_damage_behind_it(
     with pytest.raises(WorkspaceError, match=wanted):
         pull.integrate(s, at(1), at(2))
     assert len(tried) == pull.ROUNDS_MAX
+
+
+class Retried:
+    """A merge that fails as a test says, each time with another error; `tried`: the bases and news it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, kept: Any = None) -> None:
+        self.tried: list[tuple[Any, Any]] = []
+        self.asked: list[Any] = []
+        self.errors, self.kept = list(errors), kept
+        monkeypatch.setattr(pull, "_integrate_once", self._once)
+        monkeypatch.setattr(pull, "_as_kept", self._as_kept)
+        monkeypatch.setattr(pull, "over_skips", lambda base, _: base)
+        monkeypatch.setattr(unreadable, "named", lambda _s, _b, _t, lost: WorkspaceError(f"version 2: {lost.message}"))
+
+    def _once(self, _s: object, base: Any, *given: Any, **_: object) -> Any:
+        self.tried.append((base, given[-1]))
+        if self.errors:
+            raise self.errors.pop(0)
+        return "merged"
+
+    def _as_kept(self, _s: object, base: Any, _target: object) -> Any:
+        self.asked.append(base)
+        return self.kept
+
+    def run(self) -> Any:
+        news: Any = {b"x": (None, FILE)}
+        return pull.integrate(SimpleNamespace(), self.base, at(2), news=news)  # type: ignore[arg-type]
+
+    base = at(1)
+
+
+def test_a_base_whose_tree_is_gone_on_purpose_is_merged_with_what_is_kept_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what was known to be new since that base is looked for anew."""
+    kept: Any = "what is kept"
+    merge = Retried(monkeypatch, DamagedError("a tree is gone"), kept=kept)
+    assert merge.run() == "merged"
+    assert merge.tried == [(merge.base, {b"x": (None, FILE)}), (kept, None)]
+
+
+@pytest.mark.parametrize(("error", "is_asked"), [(DamagedError("torn"), True), (UpgradeError("of a later day"), False)])
+def test_what_cannot_be_read_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, error: MetaSyncError, is_asked: bool
+) -> None:
+    """What only a newer MetaSync reads is not gone: nothing takes its place."""
+    merge = Retried(monkeypatch, error, kept=None if is_asked else "never asked for")
+    with pytest.raises(WorkspaceError, match=f"version 2: {error.message}"):
+        merge.run()
+    assert len(merge.tried) == 1
+    assert merge.asked == ([merge.base] if is_asked else [])
+
+
+def test_a_tree_that_is_damaged_though_it_is_kept_has_nothing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a version that nobody dropped, and of which nothing was forgotten: nothing is told and no tree is read."""
+    retained = SimpleNamespace(has_dropped=lambda _: False, replacing=lambda _: None)
+    monkeypatch.setattr(unreadable, "list_or_older", lambda *_: retained)
+    s: Any = SimpleNamespace()
+    assert pull._as_kept(s, at(1, snapshot=SimpleNamespace(), tree_root=b"old"), at(2)) is None
 
 
 # ---- the checkout
