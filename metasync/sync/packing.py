@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from metasync.codec import amount, u64
-from metasync.errors import BackendError, DamagedError, WorkspaceError
+from metasync.errors import CANNOT_BE_READ, BackendError, DamagedError, WorkspaceError
 from metasync.events import Notice
 from metasync.local.state_keys import CARRIED_KEY
 from metasync.objects import walk
+from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import VERSION_TAG, Entry, Kind, ObjectKind, Snapshot, encode_snapshot
 from metasync.session.session import Agreed, Session
 from metasync.store.deltas import have_bases
@@ -24,6 +26,8 @@ from metasync.transfer.upload import Notes, Upload, known_in
 from metasync.worktree.index import Row, store_rows
 from metasync.worktree.ingest import Ingest, reread
 
+LISTS_TOGETHER = 64  # of chunks of files
+T = TypeVar("T")
 NODES_TOGETHER = 200  # of a tree that are stored here at a time: up to 25 MB, 64 KB each as a rule
 
 
@@ -63,7 +67,7 @@ class Packing:
         self.least = least
         self.look = look
         self.begin = begin
-        self.chunks = dict(chunks)  # of files that were read, by their file objects, the blobs
+        self.chunks = dict(chunks)  # by file objects, all below them (`Ingest.chunks`)
         self.upload: Upload | None = None
         self._notes: Notes | None = None
         self._replaced: ReplacedChunks | None = None
@@ -144,11 +148,15 @@ class Packing:
         known, seen = known_in(base.index, upload), here.seen
 
         def is_stored(entry: Entry) -> bool:
-            pieces = (entry.content,) if not entry.root else (entry.root, *self.chunks.get(entry.root, ()))
-            return (not entry.root or entry.root in self.chunks or entry.root in base.index) and all(map(known, pieces))
+            if not entry.root:
+                return known(entry.content)
+            pieces = self.chunks.get(entry.root)
+            return pieces is not None and known(entry.root) and all(map(known, pieces))
 
         files = ((p, e) for p, e in here.found if e is not None and e.kind is Kind.FILE and e.size)
         unstored = {p: e for p, e in files if not is_stored(e)}
+        self._look_up(base, {e.root for e in unstored.values() if e.root in base.index and e.root not in self.chunks})
+        unstored = {p: e for p, e in unstored.items() if not is_stored(e)}
         if not unstored:
             return
         ingest = self.ingest(base, upload)
@@ -158,6 +166,19 @@ class Packing:
                 seen.busy.append(path)
                 seen.put_rows.pop(path, None)
                 seen.tree.revert(path)
+
+    def _look_up(self, base: Agreed, roots: Collection[bytes]) -> None:
+        """Adds to `chunks` what the base says of files that this push has not read, as far as that can be had.
+
+        That it names a file object does not say that it names the chunks: these may be lost.
+        """
+        todo = iter(sorted(roots))
+        while some := tuple(islice(todo, LISTS_TOGETHER)):
+            seen = set[bytes]()
+            with suppress(*CANNOT_BE_READ, BackendError):  # then the files are read
+                found = self.s.contents(base).walk(_noting(walk.chunks(some), seen))
+                nodes = seen.difference(some)
+                self.chunks.update((root, (*nodes, *(c.id for c in pieces))) for root, pieces in found.items())
 
     def add_trees(self, base: Agreed, here: Here, upload: Upload, message: str, staged: bytes) -> tuple[bytes, bytes]:
         """Adds directories, what merges left behind, and the snapshot. -> the ids of the root and of the snapshot."""
@@ -186,3 +207,14 @@ class Packing:
         upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
         s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
         return root, snapshot_id
+
+
+def _noting(walked: Generator[Needs, Bytes, T], seen: set[bytes]) -> Generator[Needs, Bytes, T]:
+    """The same walk. Notes what it asks for."""
+    try:
+        needs = next(walked)
+        while True:
+            seen.update(needs[1])
+            needs = walked.send((yield needs))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]

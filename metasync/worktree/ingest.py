@@ -38,8 +38,8 @@ class Ingest:
     """Turns an open file into its content hash and chunks.
 
     `sink` takes every blob and file object that is not `known`; without a sink, files are only hashed. `chunks`: file
-    object -> its blobs, so that reuse can be checked against a newer base. `read`: reads on from a descriptor.
-    `changes`: takes the blobs instead, where the agreed file at that path may help to store them.
+    object -> its blobs, and the nodes below it, so that reuse can be checked against a newer base. `read`: reads on
+    from a descriptor. `changes`: takes the blobs instead, where the agreed file at that path may help to store them.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Ingest:
             self._store(ObjectKind.FILE, node_id, data)
         if pieces is not None:
             pieces.end(nodes)
-        self.chunks[nodes[-1][0]] = tuple(c.id for c in chunks)
+        self.chunks[nodes[-1][0]] = (*(c.id for c in chunks), *(node_id for node_id, _ in nodes[:-1]))
         return Content(total, content, nodes[-1][0])
 
     def _one_chunk(self, data: bytes, pieces: Pieces | None = None) -> Content:
