@@ -226,7 +226,7 @@ class Packer:
 
     Objects added twice, or in `seen`, are packed once. `choose` chooses the packs' names, in workers; without it they
     have no salt. `spread`: the rest at the end becomes up to so many packs, so that a small push too loads all
-    backends.
+    backends. `level` is asked for the compression level of each segment; without it that of `form` counts.
     """
 
     form: PackFormat
@@ -236,6 +236,7 @@ class Packer:
     choose: Choose | None = None
     spread: int = 1
     seen: Ids = field(default_factory=set[bytes])
+    level: Callable[[], int] | None = None
 
     def __post_init__(self) -> None:
         self._pack_bytes_max = min(self.form.pack_bytes, pack_format.PACK_BYTES_MAX // 2)  # footer, padding on top
@@ -303,11 +304,11 @@ class Packer:
             self._take_shrunk()
 
     def _shrinker(self, gathering: _Gathering) -> Callable[[], _Shrunk]:
-        chain, form = self.form.chains[-1], self.form
+        chain, level = self.form.chains[-1], self.form.level if self.level is None else self.level()
 
         def run() -> _Shrunk:
             raw = gathering.parts[0] if len(gathering.parts) == 1 else b"".join(gathering.parts)
-            context = Context(b"", 0, b"", len(raw), form.level)
+            context = Context(b"", 0, b"", len(raw), level)
             return _Shrunk(len(raw), chain.shrink(raw, context), bytes(gathering.places), gathering.deltas)
 
         return run

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +44,7 @@ from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.transfer.copies import Stored, Transfer, record_of
 from metasync.transfer.estimates import Direction
 from metasync.transfer.late_copies import KEPT_BYTES_MAX, Trail, decode_trails, encode_trails, trail_of
+from metasync.transfer.levels import Levels
 
 NOTE_EVERY_S: Final = 1.0  # a note costs one sync of the disk
 NOTED_BYTES: Final = 64 << 20  # of packs that may have to be sent again where a push is fast
@@ -217,9 +219,22 @@ class Upload:
             balance = self._balance = self._balance or Balance(self.transfer.placement, self.carried)
             choose, spread = (balance.choose, balance.even_packs) if balance.matters else (None, 1)
             self._packer = Packer(
-                self.form, self.runner.submit_work, self.entropy, self._send, choose, spread, self._own
+                self.form,
+                self.runner.submit_work,
+                self.entropy,
+                self._send,
+                choose,
+                spread,
+                self._own,
+                self._levels.level,
             )
         self._packer.add(kind, object_id, data, delta)
+
+    @cached_property
+    def _levels(self) -> Levels:
+        placement, places = self.transfer.placement, self.transfer.places
+        lines = [places[t.backend_id].name for t in placement.targets if t.backend_id in places]
+        return Levels(self.form.level, self.transfer.estimates, lines, placement.copies)
 
     def _send(self, pack: SealedPack) -> None:
         before, self._before = self._before, None
@@ -227,6 +242,8 @@ class Upload:
             before()
         size, targets = len(pack.data), self.transfer.placement.targets
         most = min(UPLOADING_BYTES_MAX, UPLOADING_BYTES_EACH * len(targets))
+        if self._records and not self._uploading_bytes:
+            self._levels.fell_behind()
         while not self._has_room(size, most):
             self.look()
         self._harvest()
