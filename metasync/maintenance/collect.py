@@ -117,7 +117,7 @@ class _Collection:
         if not found.changes_nothing or self.fence_above >= 0:
             found, short = self._fenced(found, repack=True)
             if short:  # what goes as it is makes room
-                swept = self._swept(found)
+                swept, self.op_id = self._swept(found), s.entropy(OP_ID_BYTES)  # for another change
                 found, short = self._fenced(self.look(agreement.newest(s)), repack=True)
             notes += [short] if short else []
         swept = self._swept(found, swept)

@@ -11,7 +11,7 @@ from attack_kit import Insider, insider
 from workspace_kit import PASSPHRASE, Lab, flip, forget_bases, tree_of, write
 
 from metasync.codec import u64
-from metasync.consensus import JOURNAL_KEY, NOTHING, Change
+from metasync.consensus import JOURNAL_KEY, NOTHING, Change, Decided, State
 from metasync.errors import DamagedError, FullError, UsageError, WorkspaceError
 from metasync.local import spill
 from metasync.local.spill import IdSet, Spool, Spooled
@@ -742,6 +742,36 @@ def test_without_room_to_pack_anew_what_is_free_to_go_goes(lab: Lab, monkeypatch
     assert w.gc(LAST).packed_anew
     all_is_there(w)
     nothing_else_is_there(w, lab)
+
+
+def test_two_fences_of_one_run_are_two_changes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was free to go made room, so the rest is packed anew: who asks for the first must not be told the second."""
+    w = lab.init(lab.urls(*STORES))
+    write(w.directory, {"whole": noise(500, 200_000)})
+    w.push()
+    write(w.directory, {f"f{n}": noise(n) for n in range(20)})
+    (w.directory / "whole").unlink()
+    w.push()
+    for n in range(1, 20):
+        (w.directory / f"f{n}").unlink()
+    w.push(force=True)
+    real, fences, propose = Upload.add, list[bytes](), agreement.propose
+
+    def full(self: Upload, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        if not fences:
+            raise FullError("a: no room for a pack of 20 KB")
+        real(self, kind, object_id, data)
+
+    def proposing(s: Session, base: State, change: Change) -> Decided:
+        if change.index is not None:
+            fences.append(change.op_id)
+        return propose(s, base, change)
+
+    monkeypatch.setattr(Upload, "add", full)
+    monkeypatch.setattr(agreement, "propose", proposing)
+    assert w.gc(LAST).packed_anew
+    assert len(fences) == len({*fences}) == 2
+    all_is_there(w)
 
 
 def all_is_there_but_unused(w: Workspace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from metasync.consensus import JOURNAL_KEY, decode_journal, decode_state
@@ -39,6 +39,8 @@ from simulation.world import Actor, Boot, Crashed, Violation, World
 
 JOIN_TRIES: Final = 20
 JOIN_S: Final = 10.0  # between two tries to join by an invitation
+CHANGE_TRIES: Final = 20
+CHANGE_S: Final = 10.0  # between two tries to change the backends
 SKIP_SHARE: Final = 0.3  # of those who are told that a version cannot be read, and skip it then
 
 
@@ -130,6 +132,8 @@ class Client:
             self.world.count("machine gone for good")
         elif step.kind == "join":
             self.join(actor, step)
+        elif step.kind == "change":
+            self.change(actor, step, rng)
         else:
             op = self.operate(actor, step, rng)
             self.link(actor, rng)
@@ -147,6 +151,20 @@ class Client:
             actor.sleep(JOIN_S)
         if self.secret is None:
             self.gone = True
+
+    def change(self, actor: Actor, step: Step, rng: random.Random) -> None:
+        """Has the backends changed: tried until it is agreed, with a move before each further try."""
+        for _ in range(CHANGE_TRIES):
+            self.operate(actor, Step("push", rng.getrandbits(32)), rng, edits=1)
+            step = replace(step, seed=rng.getrandbits(32), target=rng.randrange(60))
+            op = self.operate(actor, step, rng)
+            step = replace(step, crash_at=0)
+            self.link(actor, rng)
+            if op.pushed or self.revoked:
+                return
+            actor.sleep(CHANGE_S)
+            self.operate(actor, Step("rebalance", 2 * rng.getrandbits(31)), rng)
+            self.link(actor, rng)
 
     def _accept(self, actor: Actor) -> None:
         """The first half of `clone --invite`."""

@@ -116,8 +116,8 @@ def make_plan(seed: int, *, brief: bool = False) -> Plan:
     if "floors" in drawn:
         clients[0] = _with_sleeps(rng, clients[0], (0.3,), (150, 400))
         clients[count - 1] = _with_sleeps(rng, clients[count - 1], (0.6, 0.75, 0.9), (31, 40))
-    faults = _faults(rng, features, backends, [c.name for c in clients], length)
-    pounces = _pounces(rng, length, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
+    faults = drawn_faults(rng, features, backends, [c.name for c in clients], length)
+    pounces = drawn_pounces(rng, length, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
     pounces = tuple(p for p in pounces if p.kind != "wipe" or not whole)
     if beyond:
         faults += [_lie(rng, backends, [c.name for c in clients], length) for _ in range(rng.randint(1, 2))]
@@ -270,7 +270,7 @@ def _lie(rng: random.Random, backends: int, clients: list[str], length: float) -
     return Fault(at_s, kind, rng.randrange(backends), rng.uniform(1, 60) * length, rng.uniform(5, 90), who)
 
 
-def _pounces(rng: random.Random, length: float, *, suspend: bool) -> tuple[Pounce, ...]:
+def drawn_pounces(rng: random.Random, length: float, *, suspend: bool) -> tuple[Pounce, ...]:
     kinds = rng.sample(("crash", "cut off", "hide", "lonely", "swap", "slow", "wipe"), rng.randint(1, 4))
     kinds += ["suspend"] * 2 * suspend
     last = _last_version(length)
@@ -422,7 +422,7 @@ def _with(rng: random.Random, client: ClientPlan, step: Step, *, late: bool = Fa
     return replace(client, steps=tuple(steps))
 
 
-def _faults(
+def drawn_faults(
     rng: random.Random, features: Iterable[str], backends: int, clients: list[str], length: float
 ) -> list[Fault]:
     out = []

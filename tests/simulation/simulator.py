@@ -2,8 +2,9 @@
 
     --seeds 300 --first 1    so many seeds, from this one on
     --longer                 without it four plans in five are brief
+    --changing               the backends are changed twenty times and more; without it this is done beside one in fifty
     --replay FILE            the plans of a file instead, one JSON document per line
-    --show SEED              one seed, with its trace
+    --show SEED              one seed, with its trace (--show SEED --longer, --show SEED --changing)
     --mutants                for each broken rule: how many seeds until it is caught
 
 Exits with 1 and the seed when something was violated. A failing seed is run once more (another trace would be a defect
@@ -22,12 +23,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed, mutants_stocks, mutants_trust  # noqa: F401  # for theirs
+from simulation.many_changes import CHANGES_LEAST, make_changing_plan
 from simulation.shrink import decode_plan, encode_plan, shrunk
 
+Kind = Literal["mixed", "longer", "changing"]
+"""Of plans: brief ones and longer ones, longer ones alone, or those that change the backends again and again."""
 LONGER_EVERY: Final = 5  # seeds
+CHANGING_EVERY: Final = 50  # seeds of a batch, of which one has a changing plan beside its own
 SHRINK_RUNS: Final = 400
 MUTANT_SEEDS: Final = 2_000
 MUTANT_S: Final = 240.0  # and so many seconds of a processor, for one mutant
@@ -66,6 +71,7 @@ INTERESTING: Final = (
     "decided with block votes",
     "reconfigured",
     "reconfigured under contention",
+    "twenty changes in a row",
     "rebalance: ok",
     "repair: ok",
     "garbage deleted",
@@ -136,38 +142,47 @@ def simulated(plan: Plan) -> Outcome:
     return Play(plan).run()
 
 
-def plan_of(seed: int, longer: bool = False) -> Plan:
-    """The plan of a seed in a batch: brief, but for one in a few seeds, so that both kinds take about as much time.
+def plan_of(seed: int, kind: Kind = "mixed") -> Plan:
+    """The plan of a seed in a batch: brief, but for one in a few seeds, so that both kinds take about as much time."""
+    if kind == "changing":
+        return make_changing_plan(seed)
+    return make_plan(seed, brief=kind == "mixed" and seed % LONGER_EVERY != 0)
 
-    `longer`: none is brief.
-    """
-    return make_plan(seed, brief=not longer and seed % LONGER_EVERY != 0)
+
+def cases_of(seeds: Sequence[int], kind: Kind) -> list[tuple[int, Kind]]:
+    """What is run for these seeds: a plan of each, and beside some of them a changing one."""
+    beside = [seed for seed in seeds if kind == "mixed" and seed % CHANGING_EVERY == 0]
+    return [*((seed, kind) for seed in seeds), *((seed, "changing") for seed in beside)]
 
 
-def _one(case: tuple[int, bool]) -> Outcome:
-    return simulated(plan_of(*case))
+def _one(case: tuple[int, Kind]) -> tuple[Kind, Outcome]:
+    seed, kind = case
+    outcome = simulated(plan_of(seed, kind))
+    agreed = outcome.counts["mapping changed after a push"]
+    outcome.counts["twenty changes in a row"] += agreed >= CHANGES_LEAST
+    return kind, outcome
 
 
 @dataclass
 class Batch:
     """Many seeds' outcomes together."""
 
-    seeds: int = 0
+    plans: int = 0
     pushes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        self.seeds += 1
+        self.plans += 1
         self.pushes += outcome.pushes
         self.counts += outcome.counts
         if outcome.failure:
             self.failures.append(outcome)
 
 
-def batch(seeds: Sequence[int], jobs: int, longer: bool = False) -> Iterator[Outcome]:
-    """The outcomes of seeds, in no certain order."""
-    cases = [(seed, longer) for seed in seeds]
+def batch(seeds: Sequence[int], jobs: int, kind: Kind) -> Iterator[tuple[Kind, Outcome]]:
+    """The outcomes of seeds, in no certain order, each with the kind of its plan."""
+    cases = cases_of(seeds, kind)
     if jobs <= 1:
         yield from map(_one, cases)
         return
@@ -187,11 +202,11 @@ def made_smaller(plan: Plan, failure: str) -> Plan:
     return shrunk(plan, lambda p: kind_of(simulated(p).failure) == wanted, SHRINK_RUNS)
 
 
-def report_failure(outcome: Outcome, keep: Path | None, longer: bool) -> None:
+def report_failure(outcome: Outcome, keep: Path | None, kind: Kind) -> None:
     """Says all about a failing seed, after running it once more."""
-    plan = plan_of(outcome.seed, longer)
+    plan = plan_of(outcome.seed, kind)
     again = simulated(plan)
-    say(f"seed {outcome.seed} FAILED: {outcome.failure}")
+    say(f"seed {outcome.seed}{' --changing' * (kind == 'changing')} FAILED: {outcome.failure}")
     if (again.trace, again.failure) != (outcome.trace, outcome.failure):
         say(f"  NOT DETERMINISTIC: trace {outcome.trace}, then {again.trace}: {again.failure}")
         return
@@ -215,15 +230,17 @@ def show(plan: Plan) -> int:
     return bool(outcome.failure)
 
 
-def run_batch(first: int, count: int, jobs: int, keep: Path | None, longer: bool) -> int:
+def run_batch(first: int, count: int, jobs: int, keep: Path | None, kind: Kind) -> int:
     """Seeds from `first` on; prints what came of them. 0: all is well."""
     done, began = Batch(), time.monotonic()
-    for outcome in batch(range(first, first + count), jobs, longer):
+    for of_kind, outcome in batch(range(first, first + count), jobs, kind):
         done.add(outcome)
         if outcome.failure:
-            report_failure(outcome, keep, longer)
+            report_failure(outcome, keep, of_kind)
     took = time.monotonic() - began
-    say(f"{done.seeds} seeds from {first}, {done.pushes} versions pushed, {done.seeds / took:.1f} seeds per second")
+    say(f"{count} seeds from {first}, {done.pushes} versions pushed, {count / took:.1f} seeds per second")
+    if done.plans > count:
+        say(f"{done.plans - count} changing plans beside them")
     for event, n in sorted(done.counts.items()):
         say(f"  {n:8} {event}")
     missing = [event for event in INTERESTING if not done.counts[event]]
@@ -339,20 +356,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, help="file to which failing plans are added")
-    parser.add_argument("--longer", action="store_true", help="no brief plans: without it four in five are")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--longer", action="store_true", help="no brief plans: without it four in five are")
+    kinds.add_argument("--changing", action="store_true", help="plans that change the backends again and again")
     parser.add_argument("--replay", type=Path, help="file of plans to run instead")
     parser.add_argument("--show", type=int, help="one seed, with its trace")
     parser.add_argument("--mutants", nargs="*", help="broken rules to be caught: all, or these")
     parser.add_argument("--catches", type=int, default=1, help="so many times each, for the mean")
     asked = parser.parse_args(words)
+    kind: Kind = "longer" if asked.longer else "changing" if asked.changing else "mixed"
     if asked.show is not None:
-        return show(plan_of(asked.show, asked.longer))
+        return show(plan_of(asked.show, kind))
     if asked.replay is not None:
         return replay(asked.replay)
     if asked.mutants is not None:
         names = asked.mutants or list(mutants.MUTANTS)
         return run_mutants(names, asked.first, min(asked.seeds, MUTANT_SEEDS), asked.jobs, asked.catches)
-    return run_batch(asked.first, asked.seeds, asked.jobs, asked.keep, asked.longer)
+    return run_batch(asked.first, asked.seeds, asked.jobs, asked.keep, kind)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
+from metasync.config import Config
 from metasync.errors import UsageError
 from metasync.reports.backends import Status
 from metasync.reports.checks import CheckReport
+from metasync.store.placement import is_same_mapping
 from metasync.store.retention import Keep
 from metasync.workspace import Workspace
 from simulation.agreed import Agreed
@@ -17,6 +21,9 @@ from simulation.plan import GUEST, Step
 
 if TYPE_CHECKING:
     from simulation.client import Operation
+
+BACKENDS_FEW: Final = 3  # of which none is taken out by a change of any kind
+BACKENDS_MANY: Final = 6  # to which none is added then
 
 
 def _push(w: Workspace, op: Operation, step: Step) -> None:
@@ -128,20 +135,45 @@ def _link(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
 
 
 def _change_backends(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    before: Config | None = None
     agreed.changing(1)
     try:
+        if step.kind == "change":
+            before, step = w._connections.config, _some_change(w, step, agreed)
         report = _changed(w, step, agreed)
+        if before is not None and is_same_mapping(before, w._connections.config):
+            report = None  # such as another limit where all weigh the same
     finally:
         agreed.changing(-1)
     if report is not None:
         op.version, op.pushed = report.version, report.version is not None
-        if step.kind == "remove":
+        if step.kind in ("remove", "swap"):
             agreed.left(report.name)
+
+
+def _some_change(w: Workspace, step: Step, agreed: Agreed) -> Step:
+    """Which change of the mapping is made: one that today's backends bear, as the step's seed draws it."""
+    rng, config = random.Random(step.seed), w._connections.config
+    names = sorted(w._connections.agreed_names)
+    may_go = agreed.may_leave(names[step.target % len(names)])
+    kinds = ["capacity", "copies"]
+    if agreed.spare(step.target) is not None:
+        kinds += ["add", "add"] if len(names) < BACKENDS_MANY else []
+        kinds += ["swap"] if may_go else []
+    kinds += ["remove", "remove"] if may_go and len(names) > BACKENDS_FEW else []
+    kind, copies = rng.choice(kinds), config.survives.copies + 1
+    # `copies` is 2 or 3 by its seed: the other number. A capacity is drawn anew.
+    return replace(step, kind=kind, seed=2 * rng.getrandbits(30) + (copies == 2 if kind == "copies" else 1))
 
 
 def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
     names = sorted(w._connections.agreed_names)
     name = names[step.target % len(names)]
+    if step.kind == "swap":
+        spare = agreed.spare(step.target)
+        return None if spare is None else w.backend_add(url_of(spare), replaces=name, passphrase=PASSPHRASE)
+    if step.kind == "capacity":
+        return w.backend_set(name, capacity_bytes=(1 + step.seed % 9) << 40, passphrase=PASSPHRASE)
     if step.kind == "add":
         spare = agreed.spare(step.target)
         role = "?role=storage" if step.seed % 4 == 0 else ""
@@ -223,6 +255,7 @@ CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
     "add": _change_backends,
     "remove": _change_backends,
     "replace": _change_backends,
+    "change": _change_backends,
     "rename": _change_backends,
     "promote": _change_backends,
     "copies": _change_backends,

@@ -32,6 +32,7 @@ from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.device_set import UNUSED, DeviceSet, decode_device_set, invitations
 from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
 from metasync.store.moves import earlier
+from metasync.store.placement import is_same_mapping
 from simulation import judge
 from simulation.network import Store
 from simulation.plan import INSIDER
@@ -106,6 +107,7 @@ class Witness:
         self.chain = [genesis]
         self.floors: set[int] = set()
         self.forked = False
+        self.pushed_since = False  # the mapping was changed last
         self.tolerates_forks = False
         self.stolen: set[bytes] = set()  # changes that nobody proposes who may
         self.liars: set[bytes] = set()  # devices that keep no rule
@@ -481,5 +483,10 @@ class Witness:
             count("changes merged", old.prev_config is not None and len(earlier(new)) > len(earlier(old)))
             if len({r[1] for r in instance.rounds}) > 1:
                 count("reconfigured under contention")
+            if not is_same_mapping(old, new):
+                count("mapping changed")
+                count("mapping changed after a push", self.pushed_since)
+                self.pushed_since = False
+        self.pushed_since = self.pushed_since or value.master != instance.base.master
         if value.epoch != instance.base.epoch:
             count("rotated")
