@@ -104,6 +104,7 @@ ROOMS: Final = {
         (
             "metasync.maintenance.repair.give_back",
             "metasync.maintenance.repair.mend",
+            "metasync.maintenance.repair.untrue_rows",
             "metasync.maintenance.scrub",
             "metasync.maintenance.scrub_failures",
             "metasync.maintenance.scrub_reading",
