@@ -15,11 +15,12 @@ from metasync.errors import MetaSyncError
 from metasync.events import Phase, Progress
 from metasync.local.state_keys import LOOKS, SHORT_KEY, Look
 from metasync.maintenance.holdings import knows_all
-from metasync.maintenance.repair import matching_files, untrue_rows
+from metasync.maintenance.repair import untrue_rows
 from metasync.maintenance.repair.left_out_packs import rejoin
 from metasync.maintenance.repair.lost_paths import nowhere as paths_nowhere
 from metasync.maintenance.repair.mend import Finding
 from metasync.maintenance.repair.mend import repair as mended
+from metasync.maintenance.repair.needs import Needs
 from metasync.maintenance.repair.untrue_rows import UntrueRows
 from metasync.members import key_copies
 from metasync.reports.checks import CheckProblem, CheckReport, Repaired
@@ -149,20 +150,24 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     looks at that again.
     """
     joined: Repaired | None = None
+    needs: Needs | None = None
     if repair:
-        joined, agreed = rejoin(s, agreed)
+        joined, agreed, needs = rejoin(s, agreed)
     s.listener(Phase("check"))
     packs, rows = agreed.index.packs().values(), UntrueRows()
     looked = now = Looked(read_data, untrue=rows if read_data else None).at(s, agreed, packs)
     if read_data:
         untrue_rows.add_deltas(s, agreed, rows)
     repaired, names, untrue = None, s.names, untrue_rows.told(s, agreed, rows)
-    nowhere, broken = _missing(s, agreed, rows)
+    if repair and rows:  # what these hid may have been left out, too
+        more, agreed, needs = rejoin(s, agreed, rows)
+        joined = _both(joined, more)
+    nowhere, broken = _missing(s, agreed, rows, needs)
     is_wrong = bool(looked.found or nowhere or broken or rows)
-    lacks = bool(nowhere or broken) or (repair and matching_files.lacks(s, agreed))
+    lacks = bool(nowhere or broken) or (needs is not None and needs.lacks(agreed.index))
     if repair and (is_wrong or lacks):
         findings = [finding for _, finding in looked.found.values()]
-        repaired, agreed = mended(s, agreed, findings, lacks, rows)
+        repaired, agreed = mended(s, agreed, findings, lacks, rows, needs)
         left = agreed.index.packs()
         rows.keep(left.__contains__)
         nowhere, broken = _missing(s, agreed, rows)
@@ -204,11 +209,16 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     )
 
 
-def _missing(s: Session, agreed: Agreed, rows: UntrueRows) -> tuple[Sequence[bytes], Mapping[PackId, PackRecord]]:
+def _missing(
+    s: Session, agreed: Agreed, rows: UntrueRows, needs: Needs | None = None
+) -> tuple[Sequence[bytes], Mapping[PackId, PackRecord]]:
     """What the index does not give, without untrue rows: paths of the newest version, and packs with deltas that cannot
-    be opened."""
+    be opened. `needs`: what versions need, if that is known: no tree is walked again where nothing of it is missing."""
     there = untrue_rows.true_index(agreed, rows)
-    return paths_nowhere(s, there), deltas.dangling(there.index)
+    broken = deltas.dangling(there.index)
+    if needs is not None and needs.are_there and not broken and not rows:
+        return (), broken
+    return paths_nowhere(s, there), broken
 
 
 def _both(joined: Repaired | None, rest: Repaired | None) -> Repaired | None:
@@ -216,7 +226,8 @@ def _both(joined: Repaired | None, rest: Repaired | None) -> Repaired | None:
     if joined is None or rest is None:
         return joined or rest
     version = rest.version or joined.version
-    return replace(rest, version=version, waits=joined.waits + rest.waits, left_out=joined.left_out)
+    left_out = (*joined.left_out, *rest.left_out)
+    return replace(rest, version=version, waits=joined.waits + rest.waits, left_out=left_out)
 
 
 def _note_look(s: Session) -> None:

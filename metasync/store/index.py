@@ -401,6 +401,10 @@ class Index:
         self._again = self._listed.again if self._listed is not None else {}
         return segments
 
+    def of_segments(self, segments: Sequence[IndexSegment]) -> Index:
+        """The index of these segments instead."""
+        return Index(segments)
+
     @property
     def listed(self) -> Listed:
         """Where its segments list each pack."""
@@ -473,3 +477,6 @@ class TrueIndex(Index):
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         return [o for o in super().inside(record, blobs=blobs) if not self._is_untrue(record.id, o.id)]
+
+    def of_segments(self, segments: Sequence[IndexSegment]) -> Index:
+        return TrueIndex(Index(segments), self._is_untrue)

@@ -19,6 +19,7 @@ from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.maintenance import check
 from metasync.maintenance.repair import left_out_packs, matching_files
+from metasync.maintenance.repair.needs import Needs
 from metasync.objects.model import ObjectKind
 from metasync.store.index import (
     INLINE_TAG,
@@ -102,7 +103,7 @@ def test_who_left_packs_out_is_named_by_all_that_miss_them(
     devices = [victim]
     if pushes:
         with monkeypatch.context() as patch:  # of the newest version all is stored again, and nothing else done
-            patch.setattr(check, "rejoin", lambda s, agreed, **_: (None, agreed))
+            patch.setattr(check, "rejoin", lambda s, agreed, *_: (None, agreed, Needs(s, agreed)))
             patch.setattr(matching_files, "find", lambda *_, **__: lambda _: False)
             victim.check(repair=True)
         devices.append(lab.clone(lab.urls("a", "b", kind="memory"), device="third"))
@@ -557,10 +558,10 @@ def test_a_collection_deletes_no_pack_of_which_another_is_only_said_to_have_all(
         assert kept.gc().missing == 0
     third = lab.clone(urls, device="third")
     assert third.gc().missing == 0
-    third.check(read_data=True, repair=True)
-    report = third.check(repair=True)
-    assert report.repaired is not None
+    report = third.check(read_data=True, repair=True)
+    assert report.repaired is not None and report.repaired.gone == () and report.nowhere == ()
     assert (bad, "mallory") in [(one.version, one.device) for one in report.repaired.left_out]
+    assert third.check(repair=True).repaired is None, "one repair is enough"
     assert {name: kept.read(name.encode(), "1") for name in hidden} == {name: files[name] for name in hidden}
     kept.gc()
     assert kept.gc().notes == ()

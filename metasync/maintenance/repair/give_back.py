@@ -6,7 +6,7 @@ So no push takes for stored what is lost, and each device that repairs adds what
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final, NamedTuple
@@ -18,8 +18,10 @@ from metasync.local.spill import IdSet
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance.repair import matching_files
 from metasync.maintenance.repair.lost_paths import Found, Unread, held, lacking
-from metasync.maintenance.repair.matching_files import storing
+from metasync.maintenance.repair.needs import Needs
 from metasync.maintenance.repair.untrue_rows import NO_ROWS, UntrueRows, true_index
+from metasync.objects.directory import Bytes
+from metasync.objects.directory import Needs as Wanted
 from metasync.objects.model import Entry, ObjectKind
 from metasync.objects.walk_large import Losses, gather
 from metasync.session import agreement
@@ -58,11 +60,12 @@ def give_back(
     are_all_heard: bool = False,
     untrue: UntrueRows = NO_ROWS,
     are_all: bool = False,
+    needs: Needs | None = None,
 ) -> Given:
     """Stores anew what the newest version needs and no pack gives, and what the packs `lost` held, as far as this
     folder, in whatever file, or its cache has it. The index that is stored names the lost packs no more.
 
-    `are_all`: also what older versions need and no pack gives.
+    `are_all`: also what older versions need and no pack gives. `needs`: what that is, where a mark was made already.
 
     `are_all_heard`: what no backend has told is nowhere. Then packs with deltas that cannot be opened leave it, too.
     `untrue`: the packs with these rows leave it, too, as far as all else that lies in them is stored anew.
@@ -81,8 +84,9 @@ def give_back(
     agreed = left(lost)
     missing = _store_tree(s, agreed, upload)
     if are_all or missing:
-        listed = (o.id for p in lost for o in there.index.inside(p))
-        found = matching_files.find(s, agreed, _known(agreed.index, upload), upload, listed, are_all=are_all)
+        needs = Needs(s, agreed, are_all=are_all) if needs is None else needs
+        listed = (o for p in dict.fromkeys([*lost, *doubted]) for o in before.index.inside(p))
+        found = matching_files.find(s, agreed, _known(agreed.index, upload), upload, listed, needs)
         missing = missing.but(found)
     if are_all_heard and (broken := [*deltas.dangling(agreed.index, upload.__contains__).values()]):
         rest = left([*lost, *broken]).index
@@ -194,7 +198,7 @@ def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Found:
 
     tree = gather(agreed.tree_root, contents.size_of, take, held, Losses(told))
     try:
-        contents.walk(storing(tree, store), on_lost=unread)
+        contents.walk(_storing(tree, store), on_lost=unread)
         if not known(agreed.state.master):
             snapshot = contents.load(ObjectKind.SNAPSHOT, [agreed.state.master])[agreed.state.master]
             upload.add(ObjectKind.SNAPSHOT, agreed.state.master, snapshot)
@@ -203,6 +207,19 @@ def _store_tree(s: Session, agreed: Agreed, upload: Upload) -> Found:
     if unread.why is not None:
         s.listener(Notice(f"the newest version cannot be read: {unread.why.message}", warning=True))
     return missing
+
+
+def _storing(walked: Generator[Wanted, Bytes, None], store: matching_files.Store) -> Generator[Wanted, Bytes, None]:
+    """The same walk. What it reads goes to `store`."""
+    needs = next(walked, None)
+    while needs is not None:
+        got = yield needs
+        for object_id, data in got.items():
+            store(needs[0], object_id, data)
+        try:
+            needs = walked.send(got)
+        except StopIteration:
+            return
 
 
 def name_in_index(s: Session, base: State, index: Ref | None) -> tuple[State, bool]:

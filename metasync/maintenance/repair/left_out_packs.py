@@ -16,16 +16,12 @@ from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from metasync.consensus import ZERO_HASH, Ref, State
-from metasync.errors import CANNOT_BE_READ, BackendError, MetaSyncError, NoQuorumError, UnreadableError, WorkspaceError
+from metasync.errors import CANNOT_BE_READ, MetaSyncError, NoQuorumError, UnreadableError, WorkspaceError
 from metasync.events import Notice, Phase, Progress
 from metasync.local.spill import IdSet
-from metasync.maintenance.repair import lost_paths
 from metasync.maintenance.repair.give_back import name_in_index, store_read, upload_for
-from metasync.maintenance.repair.untrue_rows import UntrueRows, add_deltas
-from metasync.objects import file
-from metasync.objects.directory import Bytes, Needs
-from metasync.objects.model import ObjectKind
-from metasync.objects.reach import mark
+from metasync.maintenance.repair.needs import NOT_KNOWN, Needs
+from metasync.maintenance.repair.untrue_rows import NO_ROWS, UntrueRows, add_deltas, true_index
 from metasync.reports.checks import LeftOut, Repaired
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement, unreadable
@@ -45,7 +41,6 @@ from metasync.store.pack_format import Located, pack_id
 from metasync.transfer.upload import Upload
 from metasync.transfer.verify import CopyState, check_copy, where_not
 
-SNAPSHOTS_TOGETHER: Final = 256
 Beside: TypeAlias = tuple[PackRecord, bytes]
 """A pack that an older index names, and what it has of it (`pack_objects`)."""
 READ_AT_ONCE: Final = 4  # packs: 16 MiB in memory as a rule
@@ -70,28 +65,32 @@ def newest(s: Session) -> Agreed:
         return found
 
 
-def rejoin(s: Session, agreed: Agreed) -> tuple[Repaired | None, Agreed]:
-    """Names again what was left out. -> what came of it, None if nothing was to be done; also what is agreed then.
+def rejoin(s: Session, agreed: Agreed, untrue: UntrueRows = NO_ROWS) -> tuple[Repaired | None, Agreed, Needs]:
+    """Names again what was left out. -> what came of it, None if nothing was to be done; also what is agreed then, and
+    what its versions need.
 
-    Costs what the mark of a collection does, and only if something is missing the look at older indexes.
+    Costs what the mark of a collection does, and only if something is missing the look at older indexes. `untrue`: what
+    counts as not listed.
     """
-    s.listener(Phase("mark"))
     found = _Older(s)
     for _ in range(LOST_ROUNDS_MAX):
+        there = true_index(agreed, untrue)
         try:
-            needs = _look(s, agreed, found)
-        except (*CANNOT_BE_READ, BackendError, NoQuorumError) as e:  # all else is mended all the same
-            s.listener(Notice(f"what older versions need is not known: {e.message}", warning=True))
-            return None, _loaded(s, agreed)
-        again = needs.again() if needs is not None else _Again()
-        if needs is None or not (again.named or again.stored):
-            out = Repaired(waits=found.waits) if found.waits else None
-            return out, _loaded(s, agreed)
+            needs, beside = _look(s, there, found)
+            why = needs.why
+        except NOT_KNOWN as e:
+            needs, beside, why = Needs(s, there), [], e
+        if why is not None:  # all else is mended all the same
+            s.listener(Notice(f"what older versions need is not known: {why.message}", warning=True))
+        again = _again(needs, beside) if needs.lacking and why is None else _Again()
+        if not (again.named or again.stored):
+            out = Repaired(waits=found.waits) if found.waits and why is None else None
+            return out, _loaded(s, agreed), needs
         s.listener(Phase("repair"))
         state, mine = name_in_index(s, agreed.state, _stored(s, agreed, needs, again))
         if mine:
             told = [LeftOut(v, who, packs) for (v, who), packs in found.by(again).items()]
-            return Repaired(version=state.v, waits=found.waits, left_out=tuple(told)), s.load(state)
+            return Repaired(version=state.v, waits=found.waits, left_out=tuple(told)), s.load(state), needs
         agreed = newest(s)
     raise WorkspaceError(
         f"others were faster {LOST_ROUNDS_MAX} times; what was left out is not in the index yet", next_step="Run again."
@@ -116,97 +115,42 @@ class _Again:
     stored: dict[bytes, PackRecord] = field(default_factory=dict)
 
 
-class _Needs:
-    """What kept versions need: `all` of it, by an index and the packs beside it that an older one names."""
+def _again(needs: Needs, beside: Sequence[Beside]) -> _Again:
+    """What is to be named again, and what is to be stored anew, of these packs.
 
-    def __init__(self, s: Session, agreed: Agreed, beside: Sequence[Beside]) -> None:
-        self.agreed, self.beside = agreed, beside
-        self.index = _with(agreed, beside)
-        self.contents = replace(s.contents(replace(agreed, index=self.index)), newer=lambda: None)
-        self.all = IdSet()
-        self.missing = IdSet()  # what neither names
-        self.lacks = False  # whether the index alone does not name all
-        self._parts: dict[bytes, list[bytes]] = {}  # by the object of a file or a part of one that is nowhere: of what
-        ids = [i for i in self.index.ids(ObjectKind.SNAPSHOT) if s.db.get_object(i) is None]
-        for start in range(0, len(ids), SNAPSHOTS_TOGETHER):
-            self.contents.load(ObjectKind.SNAPSHOT, ids[start : start + SNAPSHOTS_TOGETHER], lambda *_: None)
-        pushes = [p.id for p in lost_paths.pushes(s, self.contents, agreed)]
-        retained = unreadable.list_or_older(s, agreed.state)
-        walked = mark(pushes, self, self.index.__contains__, retained.replacing)
-        self.contents.walk(self._watched(walked), on_lost=lambda *_: None)
+    Also what others are said to have, too: a row of theirs may be false, and what nothing names is deleted.
+    """
+    index, named, out = needs.index, needs.agreed.index, _Again()
+    needed, broken = deltas.with_bases(index, needs.all, IdSet()), needs.broken()
+    fence, live, dead = needs.agreed.state.min_gen, named.packs(), named.dead
 
-    def __contains__(self, object_id: object) -> bool:
-        return object_id in self.all
+    def wanted(record: PackRecord) -> Iterator[Located]:
+        rows = (o for o in index.inside(record) if o.id in needed and o.id not in broken)
+        return (o for o in rows if deltas.is_relied_on(index, record, o, needed))
 
-    def add(self, object_id: bytes) -> None:
-        self.all.add(object_id)
-        if object_id not in self.agreed.index:
-            self.lacks = True
-            if object_id not in self.index:
-                self.missing.add(object_id)
-
-    def _watched(self, walk: Generator[Needs, Bytes, None]) -> Generator[Needs, Bytes, None]:
-        """The same walk. Notes which lists of chunks have a part that is nowhere, or lead to one."""
-        needs = next(walk, None)
-        while needs is not None:
-            got = yield needs
-            for object_id, data in got.items() if needs[0] is ObjectKind.FILE else ():
-                for part in (node := file.decode_node(data)).parts:
-                    if node.level or part.id not in self.index:
-                        self._parts.setdefault(part.id, []).append(object_id)
-            try:
-                needs = walk.send(got)
-            except StopIteration:
-                return
-
-    def _broken(self) -> set[bytes]:
-        """The objects of files of which a part is nowhere."""
-        out = set[bytes]()
-        todo = [i for i in self._parts if i not in self.index]
-        while todo:
-            for above in self._parts.get(todo.pop(), ()):
-                if above not in out:
-                    out.add(above)
-                    todo.append(above)
-        return out
-
-    def again(self) -> _Again:
-        """What is to be named again, and what is to be stored anew.
-
-        Also what others are said to have, too: a row of theirs may be false, and what nothing names is deleted.
-        """
-        index, named, out = self.index, self.agreed.index, _Again()
-        needed, broken = deltas.with_bases(index, self.all, IdSet()), self._broken()
-        fence, live, dead = self.agreed.state.min_gen, named.packs(), named.dead
-
-        def wanted(record: PackRecord) -> Iterator[Located]:
-            rows = (o for o in index.inside(record) if o.id in needed and o.id not in broken)
-            return (o for o in rows if deltas.is_relied_on(index, record, o, needed))
-
-        for record, _ in self.beside:
-            some = [*wanted(record)]
-            if record.generation < fence and record.id not in live:
-                out.stored.update((o.id, record) for o in some if o.id not in named)
-            elif some and (not (record.id in live or record.id in dead) or any(o.id not in named for o in some)):
-                out.named.append((record, pack_objects(some)))
-        return out
+    for record, _ in beside:
+        some = [*wanted(record)]
+        if record.generation < fence and record.id not in live:
+            out.stored.update((o.id, record) for o in some if o.id not in named)
+        elif some and (not (record.id in live or record.id in dead) or any(o.id not in named for o in some)):
+            out.named.append((record, pack_objects(some)))
+    return out
 
 
-def _look(s: Session, agreed: Agreed, found: _Older) -> _Needs | None:
-    """What kept versions need, with what older indexes give of it; None where the index names all."""
-    beside = found.beside(agreed)
-    needs = _Needs(s, agreed, beside)
-    if not needs.lacks:
-        return None
-    if beside and not len(needs.missing):
-        return needs
+def _look(s: Session, agreed: Agreed, found: _Older) -> tuple[Needs, list[Beside]]:
+    """What kept versions need, and the packs of older indexes that are marked with: none where the index names all."""
+    needs = Needs(s, agreed, _with(agreed, beside := found.beside(agreed)))
+    if needs.why is not None or not needs.lacking or (beside and not len(needs.missing)):
+        return needs, beside
     for packs in found.more(agreed):
         if not any(i in needs.missing for _, rows in packs for i in packed_ids(rows)):
             continue
-        needs = _Needs(s, agreed, found.beside(agreed))
+        needs = Needs(s, agreed, _with(agreed, beside := found.beside(agreed)))
         if not len(needs.missing):
             break
-    return _Needs(s, agreed, found.beside(agreed)) if found.open_deltas(agreed) else needs
+    if found.open_deltas(agreed):
+        needs = Needs(s, agreed, _with(agreed, beside := found.beside(agreed)))
+    return needs, beside
 
 
 # ---- what older indexes name
@@ -332,7 +276,7 @@ class _Older:
 # ---- the index that names it again
 
 
-def _stored(s: Session, agreed: Agreed, needs: _Needs, again: _Again) -> Ref:
+def _stored(s: Session, agreed: Agreed, needs: Needs, again: _Again) -> Ref:
     """Stores what is to be stored anew, and an index. -> its name."""
     upload: Upload = upload_for(s, agreed)
     ids = list(again.stored)
@@ -349,8 +293,12 @@ def _stored(s: Session, agreed: Agreed, needs: _Needs, again: _Again) -> Ref:
 
 def _with(agreed: Agreed, beside: Sequence[Beside]) -> Index:
     """The index with these packs."""
+    if not beside:
+        return agreed.index
     anew = _without_dead(agreed, beside)
-    return Index((*(anew.get(n, one) for n, one in enumerate(agreed.segments)), *segments_of(beside)))
+    return agreed.index.of_segments(
+        (*(anew.get(n, one) for n, one in enumerate(agreed.segments)), *segments_of(beside))
+    )
 
 
 def _without_dead(agreed: Agreed, packs: Sequence[Beside]) -> dict[int, IndexSegment]:

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import os
 import stat as stat_
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, TypeAlias
 
 from metasync.errors import CANNOT_BE_READ, UnreachableError
 from metasync.events import Phase, Progress
 from metasync.local.spill import IdSet
-from metasync.maintenance.repair.lost_paths import Unread, pushes
+from metasync.maintenance.repair.needs import Needs
 from metasync.objects import file, walk
-from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import Entry, ObjectKind, split
-from metasync.objects.reach import mark
-from metasync.session import unreadable
 from metasync.session.session import Agreed, Session
+from metasync.store import deltas
+from metasync.store.index import Index
+from metasync.store.pack_format import Located
 from metasync.sync.old_chunks import bases_of, known_chunks
 from metasync.transfer.upload import Upload
 from metasync.worktree.disk import READ_FLAGS, check_name
@@ -36,38 +36,11 @@ from metasync.worktree.tree import DirTree
 
 STATE_FOLDERS: Final = (b"replaced", b"tmp")
 TOLD_EVERY: Final = 64  # files
+NODES_TOGETHER: Final = 256  # of trees and lists: 16 MB as a rule
 LISTS_BYTES_MAX: Final = 64 << 20  # of lists of chunks that wait for these; what is beyond comes with the next run
 
 Known: TypeAlias = Callable[[bytes], bool]
 Store: TypeAlias = Callable[[ObjectKind, bytes, bytes], None]
-
-
-class Missing:
-    """What versions need, as a walk marks it, and which of that is nowhere.
-
-    `known`: whether an object need not be stored. `came`: stores one that is missing, if it can; whether it did.
-    """
-
-    def __init__(self, known: Known, came: Known = lambda _: False) -> None:
-        self._known = known
-        self._came = came
-        self._marked = IdSet()
-        self._missing = IdSet()
-
-    def __contains__(self, object_id: object) -> bool:
-        return object_id in self._marked
-
-    def add(self, object_id: bytes) -> None:
-        self._marked.add(object_id)
-        if object_id not in self._missing and not self._known(object_id) and not self._came(object_id):
-            self._missing.add(object_id)
-
-    def has(self, object_id: bytes) -> bool:
-        """Whether an object is needed, and not stored yet."""
-        return object_id in self._missing and not self._known(object_id)
-
-    def __bool__(self) -> bool:
-        return len(self._missing) > 0
 
 
 class _Lists:
@@ -97,37 +70,41 @@ class _Lists:
                 self._upload.add(ObjectKind.FILE, object_id, self._waiting[object_id])
 
 
-def lacks(s: Session, agreed: Agreed) -> bool:
-    """Whether a kept version needs anything that the agreed index does not give."""
-    missing = Missing(agreed.index.__contains__)
-    _mark(s, agreed, missing, lambda *_: None, are_all=True)
-    return bool(missing)
-
-
 def find(
-    s: Session, agreed: Agreed, known: Known, upload: Upload, also: Iterable[bytes], *, are_all: bool
+    s: Session, agreed: Agreed, known: Known, upload: Upload, also: Iterable[Located], needs: Needs
 ) -> Callable[[Entry], bool]:
-    """Stores what the newest version needs, or all kept ones if `are_all`, and is not `known`; and what is in `also`.
+    """Stores of what versions need, and of what is in `also`, what is not `known`: as far as this device has it.
 
-    As far as this device has it. -> whether all of a file of the newest version is known now.
+    -> whether all of a file of the newest version is known now.
     """
-    bases, lists = bases_of(s), _Lists(known, upload)
+    bases, lists, wanted = bases_of(s), _Lists(known, upload), IdSet()
+    contents, here = s.contents(agreed), list[tuple[ObjectKind, bytes]]()
 
-    def came(object_id: bytes) -> bool:
-        data = bases.get(object_id)
-        if data is not None:
+    def store_here() -> None:
+        for kind in sorted({kind for kind, _ in here}):
+            got = contents.load(kind, [i for k, i in here if k is kind], lambda *_: None)
+            for object_id, data in got.items():
+                lists.store(kind, object_id, data)
+        for object_id in (i for _, i in here if not known(i)):
+            wanted.add(object_id)
+        here.clear()
+
+    for object_id, kind in _not_given(agreed.index, needs, also):
+        if known(object_id):
+            continue
+        if kind is not None and kind is not ObjectKind.BLOB:
+            here.append((kind, object_id))
+        elif (data := bases.get(object_id)) is not None:
             upload.add(ObjectKind.BLOB, object_id, data)
-        return data is not None
-
-    missing = Missing(known, came)
-    _mark(s, agreed, missing, lists.store, are_all=are_all)
-    for object_id in also:
-        missing.add(object_id)
-    if missing:
+        else:
+            wanted.add(object_id)
+        if len(here) >= NODES_TOGETHER:
+            store_here()
+    store_here()
+    if len(wanted):
         s.listener(Phase("search"))
-        _Search(s, missing, lists.store).run()
+        _Search(s, lambda object_id: object_id in wanted and not known(object_id), lists.store).run()
     lists.end()
-    contents = s.contents(agreed)
 
     def is_whole(entry: Entry) -> bool:
         if not entry.root or entry.root in upload or not known(entry.root):
@@ -139,39 +116,22 @@ def find(
     return is_whole
 
 
-def _mark(s: Session, agreed: Agreed, missing: Missing, store: Store, *, are_all: bool) -> None:
-    """Marks what versions need, as far as their trees can be read, and gives what was read to `store`."""
-    s.listener(Phase("mark"))
-    contents = s.contents(agreed)
-    roots = [agreed.state.master] if agreed.snapshot is not None else []
-    with suppress(*CANNOT_BE_READ, UnreachableError):  # what is older then, is known when all answer
-        for push in pushes(s, contents, agreed) if are_all else ():
-            roots.append(push.id)
-    with suppress(*CANNOT_BE_READ, UnreachableError):
-        replacing = unreadable.list_or_older(s, agreed.state).replacing
-        marking = mark(roots, missing, agreed.index.__contains__, replacing)
-        contents.walk(storing(marking, store), on_lost=Unread(contents))
-
-
-def storing(walked: Generator[Needs, Bytes, None], store: Store) -> Generator[Needs, Bytes, None]:
-    """The same walk. What it reads goes to `store`."""
-    needs = next(walked, None)
-    while needs is not None:
-        got = yield needs
-        for object_id, data in got.items():
-            store(needs[0], object_id, data)
-        try:
-            needs = walked.send(got)
-        except StopIteration:
-            return
+def _not_given(index: Index, needs: Needs, also: Iterable[Located]) -> Iterator[tuple[bytes, ObjectKind | None]]:
+    """What versions need and an index may not give, with its kind, if that is known."""
+    for object_id, kind in needs.lacking.items():
+        yield object_id, ObjectKind(kind[0]) if kind else None
+    for o in also:
+        yield o.id, o.kind
+    for record in deltas.dangling(index).values():
+        yield from ((o.id, o.kind) for o in index.inside(record) if o.id in needs)
 
 
 class _Search:
     """One look through the files of a folder for what is missing, which goes to `store`."""
 
-    def __init__(self, s: Session, missing: Missing, store: Store) -> None:
+    def __init__(self, s: Session, is_wanted: Known, store: Store) -> None:
         self.s = s
-        self.missing = missing
+        self.is_wanted = is_wanted
         self.store = store
 
     def run(self) -> None:
@@ -196,7 +156,7 @@ class _Search:
 
         def is_known(object_id: bytes) -> bool:
             seen.append(object_id)
-            return not self.missing.has(object_id)
+            return not self.is_wanted(object_id)
 
         def take(kind: ObjectKind, object_id: bytes, data: bytes) -> None:
             lists.extend([object_id] * (kind is ObjectKind.FILE))
@@ -221,7 +181,7 @@ class _Search:
             return True
         entry = unpack_row(row).entry
         chunks = known_chunks(self.s.db, entry)
-        return not chunks or any(map(self.missing.has, (entry.root or entry.content, *(c.id for c in chunks))))
+        return not chunks or any(map(self.is_wanted, (entry.root or entry.content, *(c.id for c in chunks))))
 
 
 def _files(tree: DirTree) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from metasync.errors import WorkspaceError
 from metasync.events import Phase, Progress
 from metasync.maintenance.repair.give_back import give_back, name_in_index
 from metasync.maintenance.repair.lost_paths import gone_files
+from metasync.maintenance.repair.needs import Needs
 from metasync.maintenance.repair.untrue_rows import NO_ROWS, UntrueRows
 from metasync.reports.checks import Repaired
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
@@ -43,12 +44,18 @@ class Finding(NamedTuple):
 
 
 def repair(
-    s: Session, agreed: Agreed, found: Sequence[Finding], nowhere: bool, untrue: UntrueRows = NO_ROWS
+    s: Session,
+    agreed: Agreed,
+    found: Sequence[Finding],
+    nowhere: bool,
+    untrue: UntrueRows = NO_ROWS,
+    needs: Needs | None = None,
 ) -> tuple[Repaired, Agreed]:
     """Makes whole what was found, as far as that can be had. -> also what is agreed then.
 
     `nowhere`: what the index does not give, and this folder may have: files of the newest version that are in no pack,
     or what deltas are made of. `untrue`: what does not lie in packs that are intact. These leave the index, too.
+    `needs`: what versions need, if that is known.
     """
     s.listener(Phase("repair"))
     space.begin_asking(s, agreed.index)()
@@ -60,11 +67,11 @@ def repair(
     if not lost and not nowhere and not untrue:
         return out, agreed
     for _ in range(LOST_ROUNDS_MAX):
-        given = give_back(s, agreed, lost, are_all_heard=not away, untrue=untrue, are_all=True)
+        given = give_back(s, agreed, lost, are_all_heard=not away, untrue=untrue, are_all=True, needs=needs)
         if given.root is None:
             return out, agreed
         state, mine = name_in_index(s, agreed.state, given.root)
-        agreed = s.load(state)
+        agreed, needs = s.load(state), None
         if mine:
             files = gone_files(s, agreed, given.gone) if given.gone else ()
             out = replace(out, stored_bytes=given.bytes_stored, version=state.v, gone=files)
