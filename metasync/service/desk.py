@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metasync import __version__
 from metasync.errors import CancelledError, UsageError
 from metasync.events import Event, Listener, Notice, ignore
-from metasync.reports.service import DaemonState
+from metasync.reports.service import DaemonState, WorkspaceState
 from metasync.service.supervisor import Hear, Supervisor
 from metasync.service.wire.protocol import Request, UnservedError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from metasync.workspace import Workspace
 
 TRANSFERS: Final = frozenset({"push", "pull", "sync"})  # requests that take long, and tell how far they are
+SAY_S: Final = 1.0  # that one waits before it is told for what
 
 
 class Call:
@@ -32,6 +34,7 @@ class Call:
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._workspace: Workspace | None = None  # while its operation is under way
+        self._has_begun = False
 
     def cancel(self) -> None:
         """Ends it soon, with `CancelledError`; at once, if it has not begun. What the keeper does else goes on."""
@@ -40,12 +43,30 @@ class Call:
             if self._workspace is not None:
                 self._workspace.cancel()
 
+    @contextlib.contextmanager
+    def waiting(self, why: Callable[[], str]) -> Iterator[None]:
+        """Tells why it waits, if it does not begin soon. From a thread of its own."""
+
+        def say() -> None:
+            with self._lock:
+                is_over = self._has_begun or self._is_cancelled
+            if not is_over:
+                self._on_event(Notice(why()))
+
+        timer = threading.Timer(SAY_S, say)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def run(self, do: Callable[[Workspace, Listener], Any], workspace: Workspace) -> Any:
         """Runs it, in the keeper's thread."""
         with self._lock:
             if self._is_cancelled:
                 raise CancelledError("cancelled before it began; nothing was changed")
-            self._workspace = workspace
+            self._workspace, self._has_begun = workspace, True
         before = workspace.on_event
 
         def both(event: Event) -> None:
@@ -120,8 +141,14 @@ class Desk:
             )
         keeper = self._supervisor.kept(args["directory"]).keeper
         do = {"push": _push, "pull": _pull, "sync": _sync}[request.do]
-        done = keeper.call(partial(call.run, partial(do, args)))
+        with call.waiting(lambda: _what_is_waited_for(keeper.state())):
+            done = keeper.call(partial(call.run, partial(do, args)))
         return {"pull": done[0], "push": done[1]} if request.do == "sync" else done
+
+
+def _what_is_waited_for(state: WorkspaceState) -> str:
+    at = f", which is {state.doing}" if state.doing in ("pushing", "pulling", "looking", "starting") else ""
+    return f"waiting for the daemon{at}{f' ({state.activity.phase})' if at and state.activity is not None else ''}"
 
 
 def _push(args: Any, w: Workspace, tell: Listener) -> PushReport:

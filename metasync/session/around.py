@@ -36,6 +36,7 @@ class Around:
     waits    whether this program has another operation to do first: a push gives way to it
     let_in   does it, between two turns of a push
     looks    whether this program asks for news by itself: then a push that finds nothing changed asks nobody
+    pulling  whether what runs now was let in by a pull, which goes on after it
     """
 
     hints: Hinting = anywhere
@@ -43,6 +44,7 @@ class Around:
     waits: Callable[[], bool] = _nobody
     let_in: Callable[[], None] = _nothing
     looks: bool = False
+    pulling: bool = False
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 SMALL_FILES_MAX: Final = 64  # that are read for a push which begins with its proposal
-_TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
+_OF_A_PUSH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, TRAILING_KEY, GIVEN_UP_KEY)
+_TO_GO_ON_WITH: Final = (*_OF_A_PUSH, PLAN_KEY, INODES_KEY)
 
 
 class Begun(NamedTuple):
@@ -83,6 +84,25 @@ def push(s: Session, looks: Sequence[Callable[[], State]]) -> PushReport | Begun
     if (agreement.ask_newest(s) if look is None else agreement.told(s, look)).hash != base.hash:
         return Begun(look, walk)
     return PushReport(None, Changes(), down=dict(s.down))
+
+
+def push_let_in(s: Session) -> PushReport | None:
+    """What a push reports that a pull of this program let in, where nothing has changed here: it leaves the news to it.
+
+    What the pull has staged stays as it is. None when in doubt: the news may be of another era, or a skip, after which
+    what is here counts as new.
+    """
+    base, known = s.base_state(), s.newest_state()
+    if (known.era, known.epoch, known.devices) != (base.era, base.epoch, base.devices) or not s.config.logs_suffice:
+        return None
+    if any(s.db.has(key) for key in (*_OF_A_PUSH, ERA_KEY, INVITED_KEY)) or s.db.count_records(REPLACED):
+        return None
+    root = _tree_root(s, base)
+    if root is None or not _is_in(s, base) or not keys_are_everywhere(s.db, known.epoch):
+        return None
+    s.listener(Phase("scan"))
+    walk = walk_index(s.tree, s.db, root, s.around.hints())
+    return PushReport(None, Changes()) if walk is not None and walk.is_quiet else None
 
 
 def is_small(walk: Walk | None) -> bool:

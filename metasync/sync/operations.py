@@ -106,7 +106,12 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
 def _let_in(work: Operations, what: str, way: GiveWay) -> None:
     """Lets the operations that wait go first."""
     work.tell(Notice(f"another operation in this folder goes first; this {what} goes on after it"))
-    work.around.let_in()
+    around = work.around
+    before, around.pulling = around.pulling, around.pulling or what == "pull"
+    try:
+        around.let_in()
+    finally:
+        around.pulling = before
     with work.locked(what, first=False):
         way.save()
         work.connections.close()  # what they know may be old by now
@@ -132,6 +137,9 @@ def _push(
     """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
     with work.begun("push", first=first) as s, contextlib.ExitStack() as stack:
         begun, is_quiet = None, no_change.may_be(s)
+        is_let_in = work.around.pulling and not dry_run and durability is None
+        if is_let_in and (nothing := no_change.push_let_in(s)) is not None:
+            return nothing
         if is_quiet and not dry_run and durability is None:
             found = _looked(s, stack)
             if not isinstance(found, no_change.Begun):

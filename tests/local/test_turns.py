@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,11 +18,15 @@ from workspace_kit import Lab, tree_of, write
 
 from metasync.backends.folder import FolderBackend
 from metasync.checkout.checkout import Checkout
+from metasync.consensus import JOURNAL_KEY
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice, Progress
 from metasync.local import lock
 from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
+from metasync.local.state_keys import ERA_KEY, KEPT_KEY
+from metasync.reports.sync import PushReport
 from metasync.session.session import Session
+from metasync.sync import no_change
 from metasync.sync import pull as merging
 from metasync.sync.push import _Push
 from metasync.workspace import Workspace
@@ -443,6 +448,7 @@ class Turning:
 
     def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int, between: Callable[[], None]) -> None:
         self.w, self.other = two_devices(lab)
+        self.w.pull()  # both know both devices
         write(
             self.other.directory, {f"f{i:02}": os.urandom(100_000) for i in range(5)} | {"big": os.urandom(6_000_000)}
         )
@@ -518,6 +524,75 @@ def test_a_turn_goes_on_with_the_plan_and_the_files_of_the_one_before(
     assert (pull.planned, pull.begun) == (1, 1)
     assert set(pull.staged.values()) == {1}, "nothing is brought again"
     assert len([1 for path, _ in pull.staged if path == b"big"]) > 3
+
+
+def test_a_push_between_two_turns_that_has_nothing_to_push_leaves_the_news_to_the_pull(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brought all that the pull brings, in its place: who asked for a push waited for a whole pull."""
+    reports: list[PushReport] = []
+    pull = Turning(lab, monkeypatch, 3, lambda: reports.append(pull.w.push()))
+    pull.end()
+    assert reports
+    assert all((r.version, r.pulled, bool(r.changes)) == (None, None, False) for r in reports)
+    assert (pull.planned, pull.begun) == (1, 1)
+    assert set(pull.staged.values()) == {1}, "nothing is brought again"
+    assert pull.w.push().version is None
+
+
+def test_a_push_between_two_turns_pushes_what_changed_here(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[PushReport] = []
+
+    def edit() -> None:
+        write(pull.w.directory, {"mine": b"mine"})
+        reports.append(pull.w.push())
+
+    pull = Turning(lab, monkeypatch, 1, edit)
+    pull.end()
+    [report] = reports
+    assert report.version is not None
+    assert report.pulled is not None
+    pull.other.pull()
+    assert tree_of(pull.other.directory) == tree_of(pull.w.directory)
+
+
+@pytest.mark.parametrize("left", ["era", "epoch", "devices"])
+def test_a_push_between_two_turns_takes_news_of_another_kind_itself(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """Of another era, or of a skip: then what is here may count as new."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        with pull.w._session("push") as s:
+            known = s.newest_state()
+            changed: dict[str, Any] = {left: b"o" * 32 if left == "devices" else getattr(known, left) + 1}
+            other = replace(known, **changed)
+            found.append(no_change.push_let_in(s) is not None)
+            monkeypatch.setattr(s, "newest_state", lambda: other)
+            found.append(no_change.push_let_in(s) is not None)
+
+    pull = Turning(lab, monkeypatch, 1, ask)
+    pull.end()
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("kept", [JOURNAL_KEY.name, KEPT_KEY.name, ERA_KEY.name])
+def test_a_push_between_two_turns_goes_on_with_what_is_left(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    found: list[bool] = []
+
+    def ask() -> None:
+        with pull.w._session("push") as s:
+            has = s.db.has
+            with monkeypatch.context() as patch:
+                patch.setattr(s.db, "has", lambda key: key.name == kept or has(key))
+                found.append(no_change.push_let_in(s) is not None)
+
+    pull = Turning(lab, monkeypatch, 1, ask)
+    pull.w.pull()
+    assert found == [False]
 
 
 def test_a_folder_that_changed_between_two_turns_is_merged_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from daemon_kit import HUNG_S, Fleet, fleet, wait_for
+from daemon_kit import HUNG_S, FakeKeeper, Fleet, fleet, wait_for
 from workspace_kit import Lab, write
 
+from metasync import __version__
 from metasync.errors import UsageError, WorkspaceError
+from metasync.events import Event, Notice
 from metasync.local.settings import Settings
-from metasync.reports.service import WorkspaceState
-from metasync.service import supervisor
+from metasync.reports.service import Activity, Doing, WorkspaceState
+from metasync.service import desk, supervisor
 from metasync.service.desk import Call
 from metasync.service.keeper import Keeper
 from metasync.service.registry import Registry
@@ -278,3 +282,69 @@ def test_what_one_real_keeper_pushes_is_in_the_other_folder_at_once(lab: Lab, tm
         wait_for((desktop.directory / "new").exists, "the file on the other device")
     finally:
         supervised.stop()
+
+
+# --- who waits
+
+
+class Busy(FakeKeeper):
+    """A keeper that is at something until the caller was told so."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.told = threading.Event()
+
+    def call(self, do: Callable[[Any], Any]) -> Any:
+        assert self.told.wait(HUNG_S)
+        return super().call(do)
+
+
+@pytest.mark.parametrize(
+    ("doing", "phase", "text"),
+    [
+        ("pushing", "upload", "waiting for the daemon, which is pushing (upload)"),
+        ("looking", None, "waiting for the daemon, which is looking"),
+        ("in step", "scan", "waiting for the daemon"),
+    ],
+)
+def test_a_caller_that_waits_is_told_for_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: Doing, phase: str | None, text: str
+) -> None:
+    monkeypatch.setattr(desk, "SAY_S", 0.0)
+    with fleet(tmp_path, kind=Busy) as made:
+        keeper = made.keep("docs")
+        assert isinstance(keeper, Busy)
+        keeper.now = replace(keeper.now, doing=doing, activity=Activity(phase) if phase else None)
+        keeper.workspace = SimpleNamespace(on_event=lambda _: None, pull=lambda **_: "pulled")
+        told: list[Event] = []
+
+        def hear(event: Event) -> None:
+            told.append(event)
+            keeper.told.set()
+
+        words = {"directory": str(made.root / "docs"), "version": __version__, "dry_run": False, "force": False}
+        request = protocol.read_request(protocol.request(1, "pull", words)[:-1])
+        assert made.desk.do(request, Call(hear)) == "pulled"
+        assert told == [Notice(text)]
+
+
+def test_a_call_that_has_begun_or_was_given_up_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Callable[[], None]] = []
+
+    class Timer:
+        def __init__(self, _seconds: float, say: Callable[[], None]) -> None:
+            said.append(say)
+
+        def start(self) -> None: ...
+        def cancel(self) -> None: ...
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    told: list[Event] = []
+    begun, ended, waits = Call(told.append), Call(told.append), Call(told.append)
+    workspace: Any = SimpleNamespace(on_event=lambda _: None, cancel=lambda: None)
+    with begun.waiting(lambda: "begun"), ended.waiting(lambda: "ended"), waits.waiting(lambda: "waits"):
+        begun.run(lambda _w, _tell: None, workspace)
+        ended.cancel()
+        for say in said:
+            say()
+    assert told == [Notice("waits")]
