@@ -103,7 +103,10 @@ ROOMS: Final = {
     "mending": Room(
         (
             "metasync.maintenance.repair.give_back",
+            "metasync.maintenance.repair.left_out_packs",
+            "metasync.maintenance.repair.matching_files",
             "metasync.maintenance.repair.mend",
+            "metasync.maintenance.repair.needs",
             "metasync.maintenance.repair.untrue_rows",
             "metasync.maintenance.scrub",
             "metasync.maintenance.scrub_failures",

@@ -140,7 +140,7 @@ def _again(needs: Needs, beside: Sequence[Beside]) -> _Again:
 def _look(s: Session, agreed: Agreed, found: _Older) -> tuple[Needs, list[Beside]]:
     """What kept versions need, and the packs of older indexes that are marked with: none where the index names all."""
     needs = Needs(s, agreed, _with(agreed, beside := found.beside(agreed)))
-    if needs.why is not None or not needs.lacking or (beside and not len(needs.missing)):
+    if needs.why is not None or not len(needs.missing):
         return needs, beside
     for packs in found.more(agreed):
         if not any(i in needs.missing for _, rows in packs for i in packed_ids(rows)):
