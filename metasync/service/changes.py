@@ -47,11 +47,13 @@ class Changes:
 
     # what the watcher says
 
-    def name(self, directory: bytes, name: bytes) -> None:
+    def name(self, directory: bytes, name: bytes, is_dir: bool | None = None) -> None:
+        """What rules ignore makes nothing dirty. What may be a directory or a file, only if they ignore both."""
         path = directory + b"/" + name if directory else name
         with self._lock:
             self._rules_changed |= name == IGNORE_NAME
-            if self._rules is not None and name and self._rules.ignores(path, False):
+            kinds = (False, True) if is_dir is None else (is_dir,)
+            if self._rules is not None and name and all(self._rules.ignores(path, kind) for kind in kinds):
                 return
             self._dirty.name(directory, name)
         self._on_change()

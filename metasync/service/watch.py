@@ -44,8 +44,8 @@ class Short(NamedTuple):
 class Hears(Protocol):
     """Hears of events, from the watcher's thread. Paths are relative to the folder, as bytes."""
 
-    def name(self, directory: bytes, name: bytes) -> None:
-        """A name in a directory came, went or changed."""
+    def name(self, directory: bytes, name: bytes, is_dir: bool | None) -> None:
+        """A name in a directory came, went or changed. `is_dir`: whether it is one, or was; None: it may be either."""
 
     def tree(self, directory: bytes) -> None:
         """A directory came, or all that is in it may have changed."""
@@ -229,11 +229,11 @@ class InotifyWatch:
             self._hears.lost()
         elif not name:  # of the directory itself: the one above tells it by its name
             if here is self._root and mask & flags.IN_ATTRIB:
-                self._hears.name(b"", b"")
+                self._hears.name(b"", b"", True)
         elif here is not self._root or name != STATE_NAME:
             if mask & flags.IN_ISDIR:
                 self._take_dir(here, name, mask)
-            self._hears.name(here.path, name)
+            self._hears.name(here.path, name, bool(mask & flags.IN_ISDIR))
 
     def _take_dir(self, above: _Dir, name: bytes, mask: int) -> None:
         known = above.below.get(name)
@@ -388,4 +388,4 @@ class ObserverWatch:
             directory, name = os.path.split(path)
             if event.is_directory and event.event_type in ("created", "moved"):
                 self._hears.tree(path)
-            self._hears.name(directory, name)
+            self._hears.name(directory, name, None)  # of what is gone, or was replaced, not all systems tell

@@ -553,6 +553,57 @@ def test_rules_that_change_are_followed(w: Workspace, stage: Stage) -> None:
     assert version(w) == before + 2
 
 
+ALLOWED = {".metasyncignore": b"*\n!*/\n!*.txt\n!.metasyncignore\n", "deep/in/a.txt": b"a", "sub/b.txt": b"b"}
+
+
+def move_away(top: Path) -> None:
+    (top / "deep").rename(top.parent / "outside")
+
+
+def move_inside(top: Path) -> None:
+    (top / "deep").rename(top / "other")
+
+
+def delete(top: Path) -> None:
+    shutil.rmtree(top / "deep")
+
+
+@pytest.mark.parametrize("do", [move_away, move_inside, delete])
+def test_a_directory_that_goes_is_noticed_where_rules_let_directories_in_and_no_other_names(
+    w: Workspace, stage: Stage, do: Callable[[Path], None]
+) -> None:
+    write(w.directory, ALLOWED)
+    stage.settle()
+    stage.settle()  # what is watched by the new rules has been looked at
+    do(w.directory)
+    stage.settle()
+    listed = sorted(e.path for e in w.ls(recursive=True).entries if e.path.endswith(b".txt"))
+    assert listed == sorted(os.fsencode(p.relative_to(w.directory)) for p in w.directory.rglob("*.txt"))
+
+
+def test_a_file_that_an_allow_list_leaves_out_makes_nothing_dirty(w: Workspace, stage: Stage) -> None:
+    write(w.directory, ALLOWED)
+    stage.settle()
+    stage.settle()
+    write(w.directory, {"deep/in/a.db": b"ignored"})
+    stage.keeper._changes.catch_up()
+    assert len(stage.keeper._changes) == 0
+
+
+def test_a_name_that_may_be_of_either_kind_is_dirty_unless_both_are_ignored(w: Workspace, stage: Stage) -> None:
+    write(w.directory, {".metasyncignore": b"*\n!*/\n!*.txt\n/gone\n/gone/\n"})
+    stage.settle()
+    stage.settle()
+    changes = stage.keeper._changes
+    changes.catch_up()
+    changes.name(b"", b"gone", None)
+    assert len(changes) == 0
+    changes.name(b"", b"deep", False)
+    assert len(changes) == 0
+    changes.name(b"", b"deep", None)
+    assert len(changes) == 1
+
+
 def test_growing_files_wait_and_others_do_not(w: Workspace, stage: Stage) -> None:
     with (w.directory / "x/download").open("wb") as file:
         for at in range(20):

@@ -37,7 +37,7 @@ class Heard:
         self.shorts: list[Short | None] = []
         self.is_lost = False
 
-    def name(self, directory: bytes, name: bytes) -> None:
+    def name(self, directory: bytes, name: bytes, is_dir: bool | None) -> None:
         with self.lock:
             self.dirty.name(directory, name)
 
