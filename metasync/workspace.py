@@ -121,9 +121,12 @@ class Workspace:
         cls, directory: Folder, *, name: str = "", backends: Sequence[str] = (), passphrase: str = "",
         invite: str | None = None, expect: str | None = None, device_name: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}), trust_hosts: clone_invitation.Trust = False,
-        on_event: Listener = ignore,
+        merge: bool = False, on_event: Listener = ignore,
     ) -> reports.CloneReport[Workspace]:  # fmt: skip
-        """Brings the workspace `name` into a new or empty folder, as a new device.
+        """Brings the workspace `name` into a new or empty folder, as a new device; with `merge` into one with files.
+
+        These stay: what only the folder has counts as new, of two contents of a path both are kept. A local state there
+        must be of no use any more (`session.lost_state`), and is kept as `.metasync/before`.
 
         `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
         where the inviter's do not lead. `trust_hosts`: may logins go to servers that the invitation alone names? True,
@@ -136,10 +139,10 @@ class Workspace:
 
         def begin(again: bool) -> Workspace:
             if invite is not None:
-                clone_invitation.accept(folder, invite, backends, heard, trust_hosts)
+                clone_invitation.accept(folder, invite, backends, heard, trust_hosts, merge=merge)
                 return cls._open_at(folder, on_event)
             words = (name, backends, passphrase, device_name, expect, heard)
-            return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again))
+            return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again, merge=merge))
 
         report = first_checkout.clone(begin, cls._finish_clone, settings, lambda: take_back(folder) and invite is None)
         return dataclasses.replace(report, vouched=invite is not None or expect is not None)

@@ -163,6 +163,8 @@ def init(
     help="Stop unless the newest version has this fingerprint, in digits or in words.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show how much would come, and whether the disk has room for it.")
+@click.option("--merge", is_flag=True,
+              help="The folder may have files: they stay, and count as new.")  # fmt: skip
 @click.option("--trust-hosts", is_flag=True,
               help="Send your logins to the servers that the invitation names, without asking.")  # fmt: skip
 @click.option("--config", "settings", multiple=True, metavar="KEY=VALUE",
@@ -179,6 +181,7 @@ def clone(
     device_name: str | None,
     settings: tuple[str, ...],
     dry_run: bool,
+    merge: bool,
     trust_hosts: bool,
 ) -> None:
     """Copies a workspace into a new folder, on this device.
@@ -186,6 +189,9 @@ def clone(
     Takes the workspace's name, its passphrase, and the URLs of most of its backends; or an invitation, which
     `metasync invite` makes on another device. With an invitation, give URLs only for backends that this device
     reaches by another address. Asks before your logins go to servers that the invitation alone names.
+
+    With --merge the folder may have files, and a local state that was lost, damaged or copied: nothing of it is
+    deleted, and where the workspace has something else at a path, both are kept.
 
     \b
     Example:
@@ -201,7 +207,7 @@ def clone(
     code = invite if invite is None or is_code(invite) else str(options.directory / invite)
     trusted = _asked_trust(options) if not trust_hosts else True
     if dry_run:
-        _preview(console, options.directory / directory, name or "", backends, code, trusted)
+        _preview(console, options.directory / directory, name or "", backends, code, trusted, merge=merge)
 
     def begun(given: str) -> CloneReport[Workspace]:
         return Workspace.clone(
@@ -214,6 +220,7 @@ def clone(
             device_name=device_name,
             settings=_settings(settings),
             trust_hosts=trusted,
+            merge=merge,
             on_event=console.event,
         )
 
@@ -234,9 +241,21 @@ def clone(
     lines += sync_text.unplaced(report.unplaced)
     lines += sync_text.down(report.down)
     report.workspace.close()
+    if merge:
+        lines += _text_of_merge(Path(report.directory), run)
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []
     console.report("clone", lines, report, codes)
+
+
+def _text_of_merge(folder: Path, run: str) -> list[str]:
+    """What comes of the files that were in the folder, and where the local state lies that was there."""
+    from metasync.session.folder import BEFORE, STATE_DIR
+
+    lines = [f"What was here and is not pushed yet: `{run} status` shows it, `{run} push` brings it."]
+    if (folder / STATE_DIR / BEFORE).exists():
+        lines.append(f"The local state that was here lies in {STATE_DIR}/{BEFORE}; it may be deleted.")
+    return lines
 
 
 def _asked_trust(options: Options) -> Trust:
@@ -270,14 +289,15 @@ def _fingerprint(version: int, words: str, *, vouched: bool) -> list[str]:
 
 
 def _preview(
-    console: Console, directory: Path, name: str, backends: tuple[str, ...], code: str | None, trusted: Trust
-) -> NoReturn:
+    console: Console, directory: Path, name: str, backends: tuple[str, ...], code: str | None, trusted: Trust, *,
+    merge: bool,
+) -> NoReturn:  # fmt: skip
     """Says what a clone would bring. Exit code 1 where the disk has no room for it."""
     from metasync.session.folder import absolute
     from metasync.sync.clone_preview import preview
 
     def looked(given: str) -> ClonePreview:
-        return preview(absolute(directory), name, backends, given, code, console.event, trusted)
+        return preview(absolute(directory), name, backends, given, code, console.event, trusted, merge=merge)
 
     r = looked("") if code is not None else tried(looked)
     free, needed = _text.size(r.free_bytes), _text.size(r.needed_bytes)

@@ -188,6 +188,12 @@ class LocalDb(State):
             raise
         return cls(db, name)
 
+    def check(self) -> None:
+        """Looks at every page and index of the file. `WorkspaceError` where one is damaged."""
+        told = self._typed("PRAGMA quick_check(1)", (), str)[0][0]
+        if told != "ok":
+            raise WorkspaceError(f"The local state {self._path} is damaged: {told}.", next_step=CLONE_ANEW)
+
     def close(self) -> None:
         with self._lock:
             self._db.close()

@@ -24,7 +24,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 R = TypeVar("R", bound=tuple[Any, ...])
 
-CLONE_ANEW: Final = "Clone the workspace into a new folder, and bring over what you had not pushed."
+CLONE_ANEW: Final = (
+    "`metasync clone --merge FOLDER`, with the workspace's name and backends or an invitation, makes the folder a new "
+    "device: all files in it stay, and the next push brings what was not pushed."
+)
 BYTES_MAX: Final = 1 << 24  # of one path or text in a list: longer ones come from damage
 
 

@@ -29,12 +29,12 @@ from metasync.keys.invitation import (
 )
 from metasync.keys.keyring import decode_keys
 from metasync.local.state_keys import INVITED_KEY
-from metasync.members.clone_passphrase import check_empty, opened_all
+from metasync.members.clone_passphrase import opened_all
 from metasync.members.search import FOLDER, FOLDERS_MAX
 from metasync.runtime.effects import Op, each
 from metasync.runtime.tasks import Runtime
-from metasync.session import open_backend
-from metasync.session.folder import MEMORY_KEY, Link, is_unfinished, new_folder, write_local
+from metasync.session import lost_state, open_backend
+from metasync.session.folder import MEMORY_KEY, Link, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -49,17 +49,20 @@ Trust: TypeAlias = bool | Callable[[tuple[str, ...]], bool]
 """Whether logins may be sent to the servers that an invitation names; or whom to ask, told which they are."""
 
 
-def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listener, trust_hosts: Trust = False) -> None:
+def accept(
+    folder: Path, invite: str, backends: Sequence[str], on_event: Listener, trust_hosts: Trust = False, *,
+    merge: bool = False,
+) -> None:  # fmt: skip
     """Makes `folder` the device that an invitation is for, unless that was begun before and interrupted.
 
     `invite`: the code, or a file that holds it. `backends`: URLs in place of those in the code, or beside them. Nothing
     is sent to a server that the invitation alone names before `trust_hosts` says so (`UsageError`): whoever wrote it
-    may want the logins that this user has for servers of that kind.
+    may want the logins that this user has for servers of that kind. `merge`: as of `clone_passphrase.begin`.
     """
-    if is_unfinished(folder, None):
+    if lost_state.is_begun(folder, None, merge=merge):
         return
     code = decode_code(_read(invite))
-    check_empty(new_folder(folder, "invited"))
+    lost_state.cleared(folder, "invited", merge=merge)
     urls = _urls(code, backends, on_event)
     _check_trusted(urls, backends, trust_hosts)
     with contextlib.ExitStack() as stack:
@@ -67,7 +70,7 @@ def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listene
         runtime = stack.enter_context(open_backend.bare_runtime(opened))
         made = opened_by(code, runtime, opened, urls, os.urandom(SECRET_BYTES))
         _tell_absent(folder, opened, urls, on_event)
-    write_local(folder, *made[:-1], unfinished=True, more=made.more)
+    write_local(folder, *made[:-1], unfinished=True, anew=merge, more=made.more)
 
 
 class Invited(NamedTuple):

@@ -22,8 +22,8 @@ from metasync.keys.slots import fingerprint_words
 from metasync.members import search
 from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.tasks import Runtime
-from metasync.session import open_backend
-from metasync.session.folder import STATE_DIR, Link, is_unfinished, new_folder, write_local
+from metasync.session import lost_state, open_backend
+from metasync.session.folder import Link, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 
@@ -89,15 +89,17 @@ def begin(
     on_event: Listener,
     *,
     again: bool = False,
+    merge: bool = False,
 ) -> dict[str, Backend]:
     """Finds the workspace `name`, makes keys for this device, and writes the local state of `folder`, without files.
 
     -> open backends by agreed name, the caller's to use and to close; none where an interrupted clone did this before.
-    `again`: the keys that were found before are not in force, so nothing is taken on trust.
+    `again`: the keys that were found before are not in force, so nothing is taken on trust. `merge`: the folder has
+    files, which stay, and perhaps a local state that is of no use.
     """
-    if is_unfinished(folder, name):
+    if lost_state.is_begun(folder, name, merge=merge):
         return {}
-    check_empty(new_folder(folder, name))
+    lost_state.cleared(folder, name, merge=merge)
     urls = open_backend.parsed_urls(backends)
     device = new_device(device_name or open_backend.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
     with contextlib.ExitStack() as opening:
@@ -119,19 +121,13 @@ def begin(
         f = start.found
         write_local(
             folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
-            unfinished=True,
+            unfinished=True, anew=merge,
         )  # fmt: skip
         opening.pop_all()
     stay = {places[agreed][0]: agreed for agreed in links}
     for n in opened.keys() - stay.keys():
         opened[n].close()
     return {agreed: opened[n] for n, agreed in stay.items() if not isinstance(opened[n], AbsentBackend)}
-
-
-def check_empty(folder: Path) -> None:
-    """`WorkspaceError` when files are there."""
-    if folder.is_dir() and any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
-        raise WorkspaceError(f"{folder} is not empty", next_step="Clone into a new folder, then move your files there.")
 
 
 def opened_all(stack: contextlib.ExitStack, urls: Mapping[str, BackendUrl]) -> dict[str, Backend]:

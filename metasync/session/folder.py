@@ -44,6 +44,7 @@ from metasync.keys.device_set import (
 )
 from metasync.keys.keyring import WorkspaceKeys, decode_keys
 from metasync.local import state_keys
+from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb, refuse_strangers
 from metasync.local.state_keys import (
     CLONE_ANEW,
@@ -62,6 +63,8 @@ from metasync.local.state_keys import (
 
 STATE_DIR: Final = ".metasync"
 DB_FILE: Final = "state.db"
+BEFORE: Final = "before"  # in STATE_DIR: the one that was lost, where this one was made in its place
+CARRIED_OVER: Final = ("replaced", "bases")  # of it, for they hold bytes of the user's
 NAME_CHARS_MAX: Final = 100
 IDENTITY_BYTES: Final = 32
 HUNG_LATELY_S: Final = 120.0  # so long later commands wait less for a backend that hung
@@ -113,15 +116,18 @@ def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
     return local_value(lambda d: decode_device_set(d, ns_id, known=True), data)
 
 
-def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
-    """The folder for a new workspace, checked: it is none yet, lies in none, and the name can be used."""
+def new_folder(directory: str | os.PathLike[str], name: str, *, anew: bool = False) -> Path:
+    """The folder for a new workspace, checked: it is none yet, lies in none, and the name can be used.
+
+    `anew`: it may have a local state, which is of no use any more (`session.lost_state`).
+    """
     folder = absolute(directory)
     if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise UsageError(f"a workspace's name has 1 to {NAME_CHARS_MAX} printable characters, not {name!r}")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
     for place in (folder, *folder.parents):
-        if (place / STATE_DIR / DB_FILE).exists():
+        if (place / STATE_DIR / DB_FILE).exists() and not (anew and place == folder):
             where = "is a workspace already" if place == folder else f"lies in the workspace {place}"
             raise WorkspaceError(f"{folder} {where}", next_step="`metasync status` there tells more.")
     _refuse_strangers(folder)  # at once, and not when the workspace is used
@@ -170,7 +176,7 @@ def is_unfinished(folder: Path, name: str | None) -> bool:
 
 def take_back(folder: Path) -> bool:
     """Removes the local state of a clone that brought no file yet. False: there are files, and all stays."""
-    if any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
+    if (folder / STATE_DIR / BEFORE).exists() or any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
         return False
     import shutil
 
@@ -193,12 +199,18 @@ def write_local(
     state: State,
     *,
     unfinished: bool = False,
+    anew: bool = False,
     more: Mapping[str, bytes | None] = MappingProxyType({}),
 ) -> None:
-    """Makes `.metasync` under another name, and renames it: whole or not at all. `more`: further values."""
+    """Makes `.metasync` under another name, and renames it: whole or not at all. `more`: further values.
+
+    `anew`: one that is there, and of no use, then lies in it as `before`. `WorkspaceError`, with another there.
+    """
     try:
         folder.mkdir(0o755, parents=True, exist_ok=True)  # whatever the umask: see `refuse_strangers`
         building = folder / f"{STATE_DIR}.new"
+        if (building / BEFORE).exists() and not (folder / STATE_DIR).exists():
+            (building / BEFORE).rename(folder / STATE_DIR)  # killed between the two renames below
         if building.exists():
             import shutil
 
@@ -217,7 +229,14 @@ def write_local(
             db.set(CLONING_KEY, unfinished or None)
             for key, value in more.items():
                 db.set_value(key, value)
-        building.rename(folder / STATE_DIR)
+        with contextlib.ExitStack() as held:
+            if anew and (folder / STATE_DIR).exists():  # its lock: no process may be at work with it
+                held.enter_context(WorkspaceLock(folder / STATE_DIR).acquire("metasync clone"))
+                (folder / STATE_DIR).rename(building / BEFORE)
+            building.rename(folder / STATE_DIR)
+        for kept in CARRIED_OVER:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / STATE_DIR / BEFORE / kept).rename(folder / STATE_DIR / kept)
     except OSError as e:
         raise WorkspaceError(
             f"{folder / STATE_DIR} cannot be made: {e.strerror}", next_step="Check the folder's rights and space."
@@ -248,9 +267,7 @@ def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentit
         certificate = decode_certificate(r.bytes32(_SECRET_BYTES_MAX))
         r.end()
     except FormatError as e:
-        raise WorkspaceError(
-            f"this device's keys are damaged: {e.message}", next_step="Clone the workspace into a new folder."
-        ) from e
+        raise WorkspaceError(f"this device's keys are damaged: {e.message}", next_step=CLONE_ANEW) from e
     return keys, device, certificate
 
 
@@ -307,7 +324,7 @@ class IdentityGuard:
         if self.is_copy():
             return Barred(
                 f"{self._directory} is a copy of another folder, whose device identity it must not use",
-                "give it an identity of its own: `metasync clone` into a new folder, and bring your changes there",
+                "`metasync clone --merge` there gives it an identity of its own, and all its files stay",
             )
         with self._mutex:
             if not (self._held or self._borrows):
@@ -328,9 +345,7 @@ class IdentityGuard:
         names = sorted(b.name for b, a in config.acceptors if a.form == "block")
         if names and self.is_copy():
             text = f"this folder is a copy of another: it does not vote on {', '.join(names)}"
-            listener(
-                Notice(f"{text}. `metasync clone` into a new folder gives it an identity of its own", warning=True)
-            )
+            listener(Notice(f"{text}. `metasync clone --merge` there gives it an identity of its own", warning=True))
 
     def is_copy(self) -> bool:
         """True when `.metasync` is not where this device was enrolled."""
@@ -393,7 +408,7 @@ def kept_secret(state_dir: Path, account: str) -> bytes:
     except OSError as e:
         raise WorkspaceError(
             f"this device's keys are not in {state_dir / KEYS_FILE}: {e.strerror}",
-            next_step="Clone the workspace into a new folder; the passphrase gives this device new keys.",
+            next_step=CLONE_ANEW,
         ) from e
     if content != IN_KEYRING:
         return content
@@ -401,7 +416,7 @@ def kept_secret(state_dir: Path, account: str) -> bytes:
     if secret is None:
         raise WorkspaceError(
             "this device's keys are not in the system's keyring any more, or the keyring is locked",
-            next_step="Unlock it, or clone the workspace into a new folder.",
+            next_step=f"Unlock it. If they are gone: {CLONE_ANEW}",
         )
     return secret
 

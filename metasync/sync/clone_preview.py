@@ -19,9 +19,9 @@ from metasync.local.state import LocalDb
 from metasync.members import clone_invitation, clone_passphrase
 from metasync.reports.start import ClonePreview
 from metasync.runtime.sizes import SMALL_FILE_BYTES
-from metasync.session import agreement
+from metasync.session import agreement, lost_state
 from metasync.session.connections import Connections, Machine
-from metasync.session.folder import DB_FILE, STATE_DIR, drop_secret, new_folder
+from metasync.session.folder import DB_FILE, STATE_DIR, drop_secret
 from metasync.session.session import Operations, Session
 from metasync.sync.first_checkout import walked
 
@@ -34,9 +34,11 @@ def preview(
     invite: str | None,
     on_event: Listener,
     trust_hosts: clone_invitation.Trust = False,
+    *,
+    merge: bool = False,
 ) -> ClonePreview:
     """Finds the newest version, and counts its files. Changes nothing; raises what `Workspace.clone` raises."""
-    clone_passphrase.check_empty(new_folder(folder, name or "invited"))
+    lost_state.cleared(folder, name or "invited", merge=merge)
     with tempfile.TemporaryDirectory(prefix="metasync-clone-", ignore_cleanup_errors=True) as top:
         place = Path(top) / "folder"
         opened: dict[str, Backend] = {}

@@ -7,12 +7,16 @@ that nobody deleted.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.errors import WorkspaceError
+from metasync.errors import UpgradeError, WorkspaceError
+from metasync.local.lock import WorkspaceLock
+from metasync.reports.sync import Changes
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -35,6 +39,11 @@ def pair(lab: Lab) -> tuple[Workspace, Workspace]:
 def incarnation(w: Workspace) -> bytes:
     with w._session("test") as s:
         return s.group.participant.incarnation
+
+
+def device_id(w: Workspace) -> bytes:
+    with w._session("test") as s:
+        return s.device.device_id
 
 
 def sync(*devices: Workspace) -> None:
@@ -63,7 +72,7 @@ def test_whoever_lost_the_local_state_enrols_anew_and_loses_nothing(lab: Lab, pa
         with pytest.raises(WorkspaceError) as e, Workspace.open(one.directory) as w:
             w.push()
         assert f"{STATE}/{part}" in e.value.message
-        assert "lone the workspace into a new folder" in e.value.next_step
+        assert "metasync clone --merge" in e.value.next_step
         assert files(one.directory)["d/x"] == b"edited, never pushed"
     shutil.rmtree(state, ignore_errors=True)
     again = lab.clone(lab.urls(*NAMES), device="anew")
@@ -74,6 +83,190 @@ def test_whoever_lost_the_local_state_enrols_anew_and_loses_nothing(lab: Lab, pa
         "d/x": b"edited, never pushed", "mine": b"new, never pushed", "theirs": b"pushed meanwhile",
         "d/y": b"dy", "d/z": b"dz", "e/x": b"ex", "e/y": b"ey", "e/z": b"ez",
     }  # fmt: skip
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 100)
+
+
+def holed(path: Path) -> None:
+    """Pages in the middle are something else: SQLite opens the file, and finds out later."""
+    data = path.read_bytes()
+    path.write_bytes(data[:8192] + b"\xff" * (len(data) - 12288) + data[-4096:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+LOST = {
+    "state gone": ("state.db", Path.unlink), "garbage": ("state.db", garbage), "cut": ("state.db", cut),
+    "emptied": ("state.db", emptied), "a hole": ("state.db", holed), "keys gone": ("device.key", Path.unlink),
+    "wrong keys": ("device.key", garbage), "no keys": ("device.key", emptied), "all gone": ("", shutil.rmtree),
+}  # fmt: skip
+
+
+def lose(folder: Path, how: str) -> None:
+    part, do = LOST[how]
+    for beside in ("-wal", "-shm"):
+        (folder / STATE / f"state.db{beside}").unlink(missing_ok=True)
+    do(folder / STATE / part)
+
+
+def merged(lab: Lab, folder: Path, **how: Any) -> Workspace:
+    return lab.clone(lab.urls(*NAMES), device=folder.name, merge=True, **how)
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_one_command_makes_the_folder_a_device_again_and_all_its_files_stay(lab: Lab, how: str) -> None:
+    """What its message says works, in the folder itself: nothing is deleted, and of two contents both are kept."""
+    one, two = pair(lab)
+    folder, device = one.directory, device_id(one)
+    write(folder, {"d/x": b"edited, never pushed", "mine": b"new, never pushed"})
+    one.close()
+    write(two.directory, {"theirs": b"pushed meanwhile", "d/z": b"by the phone"})
+    two.push()
+    write(folder, {f"{STATE}/replaced/3": b"nowhere else"})
+    lose(folder, how)
+    if how != "all gone":
+        with pytest.raises(WorkspaceError) as e, Workspace.open(folder) as w:
+            w.push()
+        assert "metasync clone --merge" in e.value.next_step
+    with pytest.raises(WorkspaceError, match=r"is not empty|local state|is a workspace already"):
+        lab.clone(lab.urls(*NAMES), device=folder.name)
+    again = merged(lab, folder)
+    assert device_id(again) != device, "rounds that the old one used are nobody's any more"
+    assert not again.status().changes.deleted
+    sync(again, two)
+    assert files(again) == files(two)
+    had = {"edited, never pushed", "new, never pushed", "pushed meanwhile", "by the phone", "dx", "dy", "dz", "ex"}
+    assert {text.encode() for text in had} <= {*files(two).values()}
+    assert files(two)["mine"] == b"new, never pushed"
+    if how != "all gone":
+        assert (folder / STATE / "replaced/3").read_bytes() == b"nowhere else"
+        assert (folder / STATE / "before").is_dir()
+    assert not again.check(read_data=True).problems
+
+
+def test_what_equals_the_workspace_is_not_touched_and_not_stored_again(lab: Lab) -> None:
+    one, two = pair(lab)
+    one.close()
+    lose(one.directory, "state gone")
+    inode = (one.directory / "d/x").stat().st_ino
+    again = merged(lab, one.directory)
+    assert (one.directory / "d/x").stat().st_ino == inode
+    status = again.status()
+    assert status.changes == Changes()
+    assert not status.conflicts
+    assert again.push().version is None
+    assert files(again) == files(two)
+
+
+def test_a_workspace_that_is_sound_is_not_made_anew(lab: Lab) -> None:
+    one, _ = pair(lab)
+    one.close()
+    key = (one.directory / STATE / "device.key").read_bytes()
+    with pytest.raises(WorkspaceError, match="is a workspace already, whose local state is sound"):
+        merged(lab, one.directory)
+    assert (one.directory / STATE / "device.key").read_bytes() == key
+    opened(lab, one.directory).sync()
+
+
+def test_a_state_that_another_metasync_wrote_or_that_is_in_use_is_not_lost(lab: Lab) -> None:
+    one, _ = pair(lab)
+    one.close()
+    with sqlite3.connect(one.directory / STATE / "state.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UpgradeError):
+        merged(lab, one.directory)
+    lose(one.directory, "garbage")
+    lock = WorkspaceLock(one.directory / STATE).acquire("metasync push")
+    waits = WorkspaceLock.acquire
+    with lock, pytest.MonkeyPatch.context() as m:
+        m.setattr(WorkspaceLock, "acquire", lambda self, command: waits(self, command, wait_s=0.0))
+        with pytest.raises(WorkspaceError, match="metasync push"):
+            merged(lab, one.directory)
+    assert not (one.directory / STATE / "before").exists()
+    merged(lab, one.directory).sync()
+
+
+def test_a_copy_becomes_a_device_of_its_own(lab: Lab) -> None:
+    one, two = pair(lab)
+    one.close()
+    folder = lab.root / "copy"
+    shutil.copytree(one.directory, folder, symlinks=True)
+    write(folder, {"of-copy": b"only here"})
+    copy, one = merged(lab, folder), opened(lab, one.directory)
+    assert device_id(copy) != device_id(one)
+    sync(copy, one, two)
+    assert files(copy) == files(one) == files(two)
+    assert files(two)["of-copy"] == b"only here"
+
+
+def test_files_without_a_local_state_are_merged_on_demand_alone(lab: Lab) -> None:
+    _, two = pair(lab)
+    write(lab.root / "there", {"d/x": b"dx", "d/y": b"another", "new": b"new"})
+    with pytest.raises(WorkspaceError, match="is not empty") as e:
+        lab.clone(lab.urls(*NAMES), device="there")
+    assert "--merge" in e.value.next_step
+    there = merged(lab, lab.root / "there")
+    assert {c.path for c in there.status().conflicts} == {b"d/y"}
+    sync(there, two)
+    assert files(there) == files(two)
+    assert {b"another", b"dy", b"new"} <= {*files(two).values()}
+
+
+def test_an_invitation_does_it_without_the_passphrase(lab: Lab) -> None:
+    one, two = pair(lab)
+    write(one.directory, {"mine": b"never pushed"})
+    one.close()
+    lose(one.directory, "state gone")
+    invite = two.invite("again", PASSPHRASE)
+    report = Workspace.clone(one.directory, invite=invite.code, trust_hosts=True, merge=True)
+    again = lab.keep(report.workspace)
+    sync(again, two)
+    assert files(two)["mine"] == b"never pushed"
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_merge_that_is_killed_over_the_old_state_loses_nothing_of_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """After so many of the renames that put a new local state in the place of the old one."""
+    one, two = pair(lab)
+    folder = one.directory
+    write(folder, {"mine": b"never pushed", f"{STATE}/replaced/3": b"nowhere else"})
+    one.close()
+    lose(folder, "garbage")
+    real, done = Path.rename, []
+
+    def rename(self: Path, to: Path) -> Path:
+        if len(done) == at:
+            raise Killed
+        done.append(to)
+        return real(self, to)
+
+    with monkeypatch.context() as m:
+        m.setattr(Path, "rename", rename)
+        with pytest.raises(Killed):
+            merged(lab, folder)
+    with pytest.raises(WorkspaceError):
+        lab.init(lab.urls("x"), device=folder.name, name="other")
+    again = merged(lab, folder)
+    sync(again, two)
+    assert files(again) == files(two)
+    assert files(two)["mine"] == b"never pushed"
+    kept = [p.read_bytes() for p in (folder / STATE).rglob("3")]
+    assert kept == [b"nowhere else"]
 
 
 def test_two_copies_of_a_folder_go_on_side_by_side(lab: Lab) -> None:
