@@ -43,7 +43,7 @@ from metasync.checkout.plan import (
     not_as_agreed,
     unfit,
 )
-from metasync.checkout.room import FULL, RESERVE_BYTES, no_room, waiting, without_room
+from metasync.checkout.room import FULL, RESERVE_BYTES, full, no_room, waiting, without_room
 from metasync.checkout.staging import (
     TMP,
     Leftovers,
@@ -53,6 +53,7 @@ from metasync.checkout.staging import (
     may_come_whole,
     no_fit,
     remove_all,
+    undelivered,
     whole_dirs,
     wrong_size,
 )
@@ -195,6 +196,11 @@ class Checkout:
             finally:
                 self.disk.close(fd)
 
+    def forget(self, path: bytes) -> None:
+        """Drops the pieces that were delivered of a file: they are delivered anew."""
+        with self._lock, self._staging(path):
+            self._unstage(self._staged(path)[0])
+
     def finish(self, path: bytes) -> None:
         """Ends the delivery of a file by pieces. `WorkspaceError`: they don't cover it exactly."""
         i, entry = self._staged(path)
@@ -279,11 +285,7 @@ class Checkout:
         """
         plan = self._planned()
         if self._awaited:
-            raise WorkspaceError(
-                f"{len(self._awaited)} files of the checkout were not delivered, "
-                f"{os.fsdecode(plan.changes[min(self._awaited)].path)} among them.",
-                next_step="Run again: nothing was changed.",
-            )
+            raise undelivered(len(self._awaited), plan.changes[min(self._awaited)].path)
         try:
             self._sync()
         except OSError as e:
@@ -391,25 +393,23 @@ class Checkout:
     def _drop(self, out: Mapping[int, str]) -> None:
         plan, stage = self._planned(), self._stage_of()
         for i in out:
-            name, above = stage.at(i)
-            with suppress(FileNotFoundError):
-                self.disk.unlink(name, above)
-            self._parts.pop(i, None)
-            self._stats.pop(i, None)
+            self._unstage(i)
         stage.drop(list(out))
         self._awaited.difference_update(out)
         self._may_wait.difference_update(out)
         self._short.update(out)
         self.plan = replace(plan, unfit={**plan.unfit, **out})
 
+    def _unstage(self, i: int) -> None:
+        name, above = self._stage_of().at(i)
+        with suppress(FileNotFoundError):
+            self.disk.unlink(name, above)
+        self._parts.pop(i, None)
+        self._stats.pop(i, None)
+
     def _not_staged(self, path: bytes, error: OSError) -> WorkspaceError:
-        if error.errno not in FULL:
-            return failed(self.tree, path, error)
         needed = sum(self._staged(other)[1].size for other in self._numbers)
-        return WorkspaceError(
-            f"The disk of {os.fsdecode(self.tree.root)} is full: the new files need {needed:,} bytes in all.",
-            next_step="Free some space and run again: nothing was changed.",
-        )
+        return full(self.tree, needed) if error.errno in FULL else failed(self.tree, path, error)
 
     def _stage_here(self, i: int, change: Change) -> None:
         """Stages a symlink or an empty file, for which nothing is delivered."""

@@ -54,6 +54,14 @@ def too_little(tree: WorkTree, needed: int, free: int) -> WorkspaceError:
     )
 
 
+def full(tree: WorkTree, needed: int) -> WorkspaceError:
+    """The error for files that a disk did not take, whatever it said before."""
+    return WorkspaceError(
+        f"The disk of {os.fsdecode(tree.root)} is full: the new files need {needed:,} bytes in all.",
+        next_step="Free some space and run again: nothing was changed.",
+    )
+
+
 def without_room(
     tree: WorkTree,
     staged: Sequence[tuple[int, Change]],

@@ -43,6 +43,14 @@ def wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:
     )
 
 
+def undelivered(count: int, path: bytes) -> WorkspaceError:
+    """The error for files whose contents did not come, this one among them."""
+    return WorkspaceError(
+        f"{count} files of the checkout were not delivered, {os.fsdecode(path)} among them.",
+        next_step="Run again: nothing was changed.",
+    )
+
+
 def may_come_whole(tree: WorkTree) -> bool:
     """Whether entries of `.metasync/tmp` inherit what they would inherit at the top of the folder.
 

@@ -345,6 +345,10 @@ class Staged:
         finally:
             self.disk.close(fd)
 
+    def forget(self, path: bytes) -> None:
+        with suppress(FileNotFoundError):
+            self.disk.unlink(self.numbers[path], self.fd)
+
     def finish(self, path: bytes) -> None:
         """All parts were delivered: each was checked, and together they are as long as the file."""
         fd = self.disk.open(self.numbers[path], WRITE_FLAGS, self.fd)

@@ -15,6 +15,7 @@ import os
 import stat as stat_
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.plan import replaceable
@@ -308,8 +309,9 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
 
 
 def sources(seen: Scan) -> dict[bytes, bytes]:
-    """Where in the folder a content may be found."""
-    return {e.content: p for p, e in seen.tree.items() if e.kind is Kind.FILE and p not in seen.busy}
+    """Where in the folder a content may be found, in what was read before what is only known."""
+    found = chain(seen.tree.items(), seen.tree.put.items())
+    return {e.content: p for p, e in found if e.kind is Kind.FILE and p not in seen.busy}
 
 
 def mark_agreed(s: Session, changes: Sequence[Change], here: Here) -> None:

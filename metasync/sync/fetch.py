@@ -42,6 +42,7 @@ class Staging(Protocol):
 
     def stage_whole(self, path: bytes, data: bytes | memoryview) -> None: ...
     def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None: ...
+    def forget(self, path: bytes) -> None: ...  # what was staged of it in parts
     def finish(self, path: bytes) -> None: ...
 
 
@@ -140,8 +141,8 @@ def deliver(
     `before_bytes`, `all_bytes`: of a larger whole that these are a part of, for telling how far it is. `turns`:
     `GiveWay` while bytes are fetched, where others are to go first. What earlier turns brought is taken up before that.
 
-    `ChangedMeanwhile`: a file here is not what it was, and part of another was made of it. What can be had from nowhere
-    raises `DamagedError` or `UnreachableError`; with `on_lost` it is told there, and the other files are staged.
+    `ChangedMeanwhile`: a file has bytes that were only here, and these are not what they were. What can be had from
+    nowhere raises `DamagedError` or `UnreachableError`. With `on_lost` it is told there; the other files are staged.
     """
     left = _take_left(s, staging, entries)
     remote = {p: e for p, e in entries.items() if p not in left and not _is_copied(s, staging, here, p, e)}
@@ -362,7 +363,12 @@ def _is_copied(s: Session, staging: Staging, here: Mapping[bytes, bytes], path: 
 
 
 def _copy_here(s: Session, staging: Staging, source: bytes, path: bytes, entry: Entry) -> bool:
-    """Stages a file from another place in the folder; False when its bytes are not the expected ones any more."""
+    """Stages a file from another place in the folder; False when its bytes are not the expected ones: none is staged.
+
+    That need not pass: a file that is ignored, or has no room, has an agreed entry and other bytes.
+    """
+    if isinstance(staging, Checkout) and delivered(staging, path):
+        return False  # an earlier turn found it so, and fetched a part
     disk, fd = s.tree.disk, _opened(s, source)
     if fd is None:
         return False
@@ -377,14 +383,13 @@ def _copy_here(s: Session, staging: Staging, source: bytes, path: bytes, entry: 
             staging.stage_whole(path, data)
             return True
         hasher, offset = s.ids.content(), 0
-        while piece := disk.read_next(fd, PIECE_BYTES):
-            if offset + len(piece) > entry.size:
-                raise ChangedMeanwhile
+        while (piece := disk.read_next(fd, PIECE_BYTES)) and offset + len(piece) <= entry.size:
             hasher.update(piece)
             staging.stage_part(path, offset, piece)
             offset += len(piece)
-        if offset != entry.size or hasher.digest() != entry.content:
-            raise ChangedMeanwhile  # part of it is staged already: start anew
+        if piece or offset != entry.size or hasher.digest() != entry.content:
+            staging.forget(path)
+            return False
         staging.finish(path)
         return True
     finally:

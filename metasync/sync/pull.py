@@ -359,13 +359,17 @@ def _unheld(s: Session, merged: Merge) -> set[bytes]:
 
 
 def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, bytes]:
-    """Where in the folder the contents of these files may be found, by their hash."""
+    """Where in the folder the contents of these files may be found, by their hash.
+
+    Files that are ignored or wait have an entry that is only kept: the others come before them.
+    """
     found, busy = seen.tree.put, set(seen.busy)
     here = {e.content: p for p, e in found.items() if e.kind is Kind.FILE and p not in busy}
     rest = {e.content for e in wanted} - here.keys()
     gone = seen.tree.gone
-    files = ((c, p) for c, p in files_with(s.db, rest) if p not in found and p not in gone and p not in busy)
-    here.update(files)
+    files = [(c, p) for c, p in files_with(s.db, rest) if p not in found and p not in gone and p not in busy]
+    unplaced = s.db.unplaced() if files else {}
+    here.update(sorted(files, key=lambda file: file[1] not in unplaced and not seen.ignores(file[1])))
     return here
 
 
