@@ -40,6 +40,7 @@ from simulation.world import Actor, Boot, Crashed, Violation, World
 JOIN_TRIES: Final = 20
 JOIN_S: Final = 10.0  # between two tries to join by an invitation
 CHANGE_TRIES: Final = 20
+CHANGES_ENOUGH: Final = 24  # in one simulation
 CHANGE_S: Final = 10.0  # between two tries to change the backends
 SKIP_SHARE: Final = 0.3  # of those who are told that a version cannot be read, and skip it then
 
@@ -153,7 +154,12 @@ class Client:
             self.gone = True
 
     def change(self, actor: Actor, step: Step, rng: random.Random) -> None:
-        """Has the backends changed: tried until it is agreed, with a move before each further try."""
+        """Has the backends changed: tried until it is agreed, with a move before each further try.
+
+        Unless they were changed often enough by now.
+        """
+        if self.world.counts["mapping changed after a push"] >= CHANGES_ENOUGH:
+            return
         for _ in range(CHANGE_TRIES):
             self.operate(actor, Step("push", rng.getrandbits(32)), rng, edits=1)
             step = replace(step, seed=rng.getrandbits(32), target=rng.randrange(60))

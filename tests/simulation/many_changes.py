@@ -14,9 +14,9 @@ from simulation.plan import ClientPlan, Fault, Plan, Pounce, Step
 from simulation.seeds import COMMON, SPAN_S, drawn_faults, drawn_pounces
 
 CHANGES_LEAST: Final = 20  # in a row that each seed is to have agreed, with something pushed before each
-CHANGES: Final = (
-    26  # that are wanted: a process that dies may leave one undone, and two may come without a push between
-)
+CHANGES: Final = 26  # that are wanted, with pushes of their own between
+CHANGES_MORE: Final = 12  # if less came of these: a process that dies may leave one undone, or others be away for long
+ASLEEP_S: Final = 600.0  # at most
 TROUBLES: Final = (*(t for t in COMMON if t not in ("agitation", "long sleep")), "wipe")
 BESIDE: Final = (
     "gc", "gc", "repair", "repair", "check", "rebalance", "pull", "status", "reopen", "demote", "promote", "rename",
@@ -38,7 +38,10 @@ def make_changing_plan(seed: int) -> Plan:
     pounces: tuple[Pounce, ...] = ()
     if drawn & {"pounce", "suspend"}:
         pounces = drawn_pounces(rng, 1.0, suspend="suspend" in drawn)
-        pounces = tuple(p for p in pounces if p.kind != "wipe" or "wipe" not in drawn)
+        # Who sleeps for months while backends come and go may be cut off for good, and then changes none.
+        pounces = tuple(
+            replace(p, for_s=min(p.for_s, ASLEEP_S)) for p in pounces if p.kind != "wipe" or "wipe" not in drawn
+        )
     faults: list[Fault] = sorted((*early, *late), key=lambda f: f.at_s)
     return Plan(seed, backends, 2, tuple(clients), tuple(faults), pounces, features, spares=rng.randint(2, 3),
                 bft=backends == 4 and rng.random() < 0.5, encrypted=rng.random() < 0.8)  # fmt: skip
@@ -61,5 +64,7 @@ def _client(rng: random.Random, name: str, changes: int, drawn: set[str], *, hur
             add("gc" if number % 8 == 1 else "repair")
         elif rng.random() < 0.4:
             add(rng.choice(BESIDE))
+    for _ in range(CHANGES_MORE // 3):
+        add("change")
     add("push", 1)
     return ClientPlan(name, tuple(steps))

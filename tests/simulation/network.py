@@ -70,6 +70,7 @@ class Store:
     writers: dict[str, str] = field(default_factory=dict)  # path -> the client that stored it last
     fences: set[str] = field(default_factory=set)  # paths of entries that say that their version is decided
     rates: Rates = field(default_factory=Rates)
+    failed: dict[str, float] = field(default_factory=dict)  # client -> when a call of its last came to nothing here
     down_until: float = 0.0
     full_until: float = 0.0
     cut_off: dict[str, float] = field(default_factory=dict)  # client -> until when it cannot reach this provider
@@ -267,14 +268,17 @@ class Lines:
         holds = [hold for hold in store.holds if hold.concerns(world.now, client, op)]
         go += max((max(hold.lag_s, hold.lands - world.now) for hold in holds), default=0.0)
         if store.is_down(client) or any(hold.refuses for hold in holds):
+            store.failed[client] = world.now
             world.count("call on a backend that is down")
             self._refuse(answer, go, op)
             return go
         if rates.lost_request and rng.random() < rates.lost_request:
+            store.failed[client] = world.now
             return None
         if rates.busy and rng.random() < rates.busy:
             error = BackendError(f"{op.backend}: 503, busy", retryable=True, retry_after_s=1.0)
             world.at(go, lambda: answer(Reply(error=error)))
+            store.failed[client] = world.now
             world.count("busy")
             return go
         lost = rates.lost_reply > 0 and rng.random() < rates.lost_reply
@@ -282,10 +286,13 @@ class Lines:
 
         def effect() -> None:
             if store.is_down(client):
+                store.failed[client] = world.now
                 self._refuse(answer, back, op)
                 return
             self.sender = boot, client
             reply = _effect(backend, op)
+            if lost or isinstance(reply.error, FullError):
+                store.failed[client] = world.now
             self._note(boot, store, client, op, reply, lost=lost, late=go > op.timeout_s)
             if twice:
                 world.count("request landed twice")

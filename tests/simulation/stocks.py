@@ -33,6 +33,7 @@ from simulation.world import Violation
 
 PackId = tuple[int, bytes]
 _PACKS: Final = "/packs/"
+AWAY_S: Final = 180.0  # so long after a call that failed a device may leave a backend out
 
 
 def pack_id(path: str) -> PackId | None:
@@ -165,12 +166,24 @@ class Stocks:
         placed = placement_of(config).primary(key[1])
         stands_in = any(self._holds(b, [s.storage_id for s in b.storage], key) for b in config.backends)
         is_cut_off = stands_in and all(map(self.lacks_way, placed))  # a copy that stands in need not count (rule 6.4)
+        is_cut_off |= stands_in and self._was_away(key, [b for b in config.backends if b.backend_id in placed])
         if not any(held) and not is_cut_off and all(self._may_hold(b) for b in config.backends):
             raise Violation(f"{what} that has no copy which counts")
         for backend in (b for b in config.backends if b.backend_id in placed):
             ids = {s.storage_id for s in backend.storage} - set(counting(config, backend, key[1]))
             if self._holds(backend, ids, key):
                 raise Violation(f"{what} of which the copy on {backend.name} does not count")
+
+    def _was_away(self, key: PackId, placed: Iterable[BackendEntry]) -> bool:
+        """Whether whoever stored a pack had no answer, a moment ago, from any of the backends where it belongs.
+
+        Then the copy that stands in may be the only one. It is deleted after those that count were verified alone, and
+        no deletion of before can meet it, for nobody knew the pack.
+        """
+        wanted = [self.stores[b.identity] for b in placed]
+        since = next(iter(self.stores.values())).world.now - AWAY_S
+        writers = {s.writers.get(p, "") for s in self.stores.values() for p in s.objects if pack_id(p) == key}
+        return any(all(s.failed.get(writer, 0.0) > since for s in wanted) for writer in writers)
 
     def lacking(self, config: Config, key: PackId) -> list[str]:
         """The backends that a pack belongs on, and that have no copy of it that counts, though nobody robbed them."""
