@@ -11,7 +11,6 @@ that stops the next one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -34,10 +33,10 @@ from metasync.service.telling import metrics
 from metasync.service.telling.logs import Log, log_path
 from metasync.service.telling.notices import Notices
 from metasync.service.telling.story import Entry, happened
-from metasync.service.wire import sockets
+from metasync.service.wire import alone, sockets
+from metasync.service.wire.alone import Alone
 from metasync.service.wire.server import Server
 
-LOCK: Final = "daemon.lock"
 OUTPUT: Final = "daemon.out"  # what a daemon of its own process prints before it has a log
 START_S: Final = 20.0  # for it to answer: a slow machine loads Python for a few seconds
 STOP_S: Final = 10.0
@@ -59,14 +58,25 @@ def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[E
     for its socket.
     """
     path = place()
-    with _alone(path.parent), contextlib.closing(Log(log_path(), also)) as log:
+    with Alone(path.parent) as lock, contextlib.closing(Log(log_path(), also)) as log:
         ends = _End()
+
+        def is_alone() -> bool:
+            """Ends this daemon where another one took over: the folder of both was removed, and made anew by it."""
+            if not (is_so := lock.is_so()):
+                log.say("socket", level="warning", text="another daemon of this user runs: this one ends")
+                ends.set()
+            return is_so
+
+        def say(text: str) -> None:
+            log.say("socket", text=text)
+
         supervisor = Supervisor(Registry(), make, _beside(log, lambda: supervisor.state()))
         supervisor.subscribe(_Story(log).hear)
         desk = Desk(supervisor, ends.set, lambda: metrics.text(supervisor.state))
         with (
             ends.by_signals(),
-            contextlib.closing(Server(path, desk, Call, lambda text: log.say("socket", text=text))) as s,
+            contextlib.closing(Server(path, desk, Call, say, is_alone)) as s,
         ):
             log.say("started", pid=os.getpid())
             supervisor.start()
@@ -124,24 +134,6 @@ def place() -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds the daemon's lock. `WorkspaceError` if another one runs."""
-    sockets.private_folder(folder)
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WorkspaceError(
-                "a daemon of yours runs already",
-                next_step="Look: metasync daemon status. To end it: metasync daemon stop.",
-            ) from None
-        yield
-    finally:
-        os.close(fd)
-
-
 class _End:
     """That the daemon is to end, told by any thread, or by a signal.
 
@@ -183,12 +175,15 @@ class _End:
 def start(add: Path | None = None) -> DaemonState:
     """Starts a daemon unless one runs, and has it keep the workspace at `add` too. Returns when it answers.
 
-    Where it is installed as a service, that is started. `WorkspaceError`: it ended at once, with what it said.
+    One that runs and lost its socket makes it anew soon. Where it is installed as a service, that is started.
+    `WorkspaceError`: it ended at once, with what it said; it does not answer.
     """
-    place()
+    path = place()
     daemon = client.connect()
     if daemon is None:
-        if install.is_installed():
+        if alone.holder(path.parent) is not None:
+            daemon = _answering(lambda: None)
+        elif install.is_installed():
             install.start()
             daemon = _answering(lambda: None)
         else:
@@ -232,21 +227,29 @@ def _answering(look: Callable[[], None]) -> client.Client:
             return daemon
         look()
         time.sleep(STEP_S)
-    raise WorkspaceError(f"the daemon does not answer after {START_S:.0f} s", next_step="Look: metasync daemon log.")
+    pid = alone.holder(place().parent)
+    raise WorkspaceError(
+        f"the daemon does not answer after {START_S:.0f} s",
+        next_step=f"Look: metasync daemon log.{'' if pid is None else ' ' + alone.to_end(pid)}",
+    )
 
 
 def stop() -> bool:
-    """Ends the daemon; returns when it has ended. False: none ran. `WorkspaceError`: it has not within STOP_S."""
+    """Ends the daemon; returns when it has ended. False: none ran.
+
+    `WorkspaceError`: it has not within STOP_S; one runs that cannot be reached.
+    """
     path = place()
     daemon = client.connect()
     if daemon is None:
+        alone.check_reachable(path)
         return False
     with daemon:
         pid = daemon.status().pid
         daemon.stop()
     ends = time.monotonic() + STOP_S
     while time.monotonic() < ends:
-        with contextlib.suppress(WorkspaceError), _alone(path.parent):
+        with contextlib.suppress(WorkspaceError), Alone(path.parent):
             return True
         time.sleep(STEP_S)
     raise WorkspaceError(f"the daemon has not ended after {STOP_S:.0f} s", next_step=f"End it: kill -9 {pid}")

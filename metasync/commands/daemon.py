@@ -313,8 +313,11 @@ def daemon_install(options: Options, remove: bool) -> None:
 def _running() -> Client:
     """A line to the daemon. `WorkspaceError` where none runs."""
     from metasync.service import client
+    from metasync.service.wire import alone, sockets
 
     if (found := client.connect()) is None:
+        if (path := sockets.socket_path()) is not None:
+            alone.check_reachable(path)
         raise WorkspaceError("no daemon runs", next_step="To start it: metasync daemon start")
     return found
 

@@ -21,7 +21,7 @@ from metasync import __version__
 from metasync.errors import FormatError, WorkspaceError
 from metasync.events import Event, ignore
 from metasync.reports.service import DaemonState, WorkspaceState
-from metasync.service.wire import protocol, sockets, values
+from metasync.service.wire import alone, protocol, sockets, values
 
 if TYPE_CHECKING:
     from metasync.reports.sync import PullReport, PushReport
@@ -30,6 +30,16 @@ T = TypeVar("T")
 CONNECT_S: Final = 5.0  # it is on this machine; one that is so busy is as good as none
 ANSWER_S: Final = 30.0  # for what takes no work
 _GONE = WorkspaceError("the daemon ended before it answered", next_step="Run again; nothing that was pushed is lost.")
+
+
+def _silent() -> WorkspaceError:
+    """It is stopped by a signal, or hangs: how to do without it."""
+    path = sockets.socket_path()
+    pid = None if path is None else alone.holder(path.parent)
+    return WorkspaceError(
+        f"the daemon{f' (process {pid})' if pid else ''} does not answer",
+        next_step=f"To work without it, set {sockets.SWITCH}=off. {alone.to_end(pid)}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +183,7 @@ class Client:
         try:
             data = self._lines.next(within_s)
         except TimeoutError as e:
-            raise WorkspaceError("the daemon does not answer", next_step="Look: metasync daemon log.") from e
+            raise _silent() from e
         except (OSError, ValueError):  # closed, here or there
             return None
         return None if data is None else protocol.document_of(data)

@@ -221,6 +221,7 @@ class WorkingKeeper(FakeKeeper):
 
 def run_fake() -> None:
     """A daemon on fake keepers in this process: `python -c "import daemon_kit; daemon_kit.run_fake()"`."""
+    sockets.LOOK_S = float(os.environ.get("LOOK_S", sockets.LOOK_S))  # type: ignore[misc]
     daemon.run(make=FakeKeeper if not os.environ.get("HANGS") else _Hanging)
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from daemon_kit import HUNG_S, wait_for
 
 from metasync import daemon
+from metasync.commands import daemon as commands
 from metasync.errors import UsageError, WorkspaceError
 from metasync.service import client, install
 from metasync.service.wire import sockets
+from metasync.service.wire.alone import Alone
 
 KITS = Path(__file__).parents[1] / "kits"
 Run = Callable[..., "subprocess.Popen[bytes]"]
@@ -116,6 +120,45 @@ def test_what_was_killed_stops_no_other(run: Run, home: Path) -> None:
     child = run()
     assert daemon.stop()
     assert child.wait(HUNG_S) == 0
+    assert not daemon.stop()
+
+
+def test_one_whose_socket_was_removed_is_there_again(run: Run) -> None:
+    child = run(LOOK_S="0.01")
+    path = sockets.socket_path()
+    assert path is not None
+    path.unlink()
+    assert daemon.start().pid == child.pid
+    assert daemon.stop()
+    assert child.wait(HUNG_S) == 0
+    assert not path.exists()
+
+
+def test_one_that_another_one_took_over_from_ends_and_leaves_it_alone(run: Run) -> None:
+    child = run(LOOK_S="0.01")
+    path = sockets.socket_path()
+    assert path is not None
+
+    def take_over() -> Alone | None:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        with suppress(WorkspaceError):
+            return Alone(path.parent)
+        return None
+
+    with wait_for(take_over, "the lock") as lock:
+        assert child.wait(HUNG_S) == 0
+        assert lock.is_so()
+
+
+def test_one_that_cannot_be_reached_is_named_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sockets.socket_path()
+    assert path is not None
+    monkeypatch.setattr(daemon, "START_S", 0.0)
+    with Alone(path.parent):
+        for ask in (daemon.stop, daemon.start, commands._running):
+            with pytest.raises(WorkspaceError) as e:
+                ask()
+            assert f"kill {os.getpid()}" in e.value.next_step
     assert not daemon.stop()
 
 

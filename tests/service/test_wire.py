@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -24,7 +25,9 @@ from metasync.events import Notice, Phase, Progress, Transferred
 from metasync.reports.service import Activity, DaemonState, Line, WorkspaceState
 from metasync.reports.sync import Changes, ConflictReport, ConflictSide, Met, PullReport, PushReport, Renamed, Skipped
 from metasync.service import client
-from metasync.service.wire import protocol, server, sockets, values
+from metasync.service.desk import Call
+from metasync.service.wire import alone, protocol, server, sockets, values
+from metasync.service.wire.alone import Alone
 from metasync.service.wire.server import Server, Told
 
 PATH = st.binary(min_size=1, max_size=12)
@@ -240,6 +243,107 @@ def test_what_a_killed_daemon_left_is_replaced(made: Fleet, tmp_path: Path) -> N
         assert "ok" in ask(line, {"do": "status"})
     assert not path.exists()
     assert sockets.connect(path, 5.0) is None
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon looks at its socket all the time."""
+    monkeypatch.setattr(sockets, "LOOK_S", 0.005)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_socket_that_was_removed_is_made_anew_and_who_talked_goes_on(made: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "daemon.sock"
+    said: list[str] = []
+    with listening(made, path, said.append) as one:
+        with line_to(one) as before:
+            for gone in (path.unlink, lambda: shutil.rmtree(path.parent)):
+                gone()
+                line = wait_for(lambda: sockets.connect(path, HUNG_S), "the new socket")
+                with line:
+                    assert "ok" in ask(line, {"do": "status"})
+            assert "ok" in ask(before, {"do": "status"})
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
+    assert any("anew" in text for text in said)
+
+
+@pytest.mark.usefixtures("often")
+def test_where_its_socket_has_no_place_any_more_it_says_so_once_and_tries_on(made: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "daemon.sock"
+    said: list[str] = []
+    looks = threading.Semaphore(0)
+
+    def is_alone() -> bool:
+        looks.release()
+        return True
+
+    one = Server(path, made.desk, Call, said.append, is_alone)
+    shutil.rmtree(path.parent)
+    path.parent.write_bytes(b"in the way")
+    one.start()
+    try:
+        for _ in range(3):
+            assert looks.acquire(timeout=HUNG_S)
+        assert len(said) == 1
+        assert "cannot be made" in said[0]
+        path.parent.unlink()
+        wait_for(lambda: sockets.connect(path, HUNG_S), "the new socket").close()
+    finally:
+        one.close()
+
+
+@pytest.mark.usefixtures("often")
+def test_the_socket_of_another_daemon_is_left_alone(made: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "daemon.sock"
+    looks = threading.Semaphore(0)
+
+    def is_alone() -> bool:
+        looks.release()
+        return False
+
+    one = Server(path, made.desk, Call, is_alone=is_alone)
+    path.unlink()
+    with listening(made, path) as other:
+        one.start()
+        for _ in range(3):
+            assert looks.acquire(timeout=HUNG_S)
+        one.close()
+        with line_to(other) as line:
+            assert "ok" in ask(line, {"do": "status"})
+
+
+def test_a_daemon_that_is_silent_is_named_with_the_way_past_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("METASYNC_DAEMON", "on")
+    monkeypatch.setattr(client, "ANSWER_S", 0.0)
+    near, far = socket.socketpair()
+    with far, client.Client(near) as daemon, Alone(tmp_path / "metasync"), pytest.raises(WorkspaceError) as e:
+        daemon.status()
+    assert f"process {os.getpid()}" in e.value.message
+    assert "METASYNC_DAEMON=off" in e.value.next_step
+    assert f"kill -9 {os.getpid()}" in e.value.next_step
+
+
+def test_one_alone_holds_the_lock_and_makes_one_anew_that_was_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert alone.holder(folder) is None
+    with Alone(folder) as lock:
+        for gone in ((folder / alone.LOCK).unlink, lambda: shutil.rmtree(folder)):
+            assert lock.is_so()
+            assert alone.holder(folder) == os.getpid()
+            gone()
+        with Alone(folder) as other:
+            assert not lock.is_so()
+            assert not lock.is_so()
+            assert other.is_so()
+        assert lock.is_so()
+        with pytest.raises(WorkspaceError, match=f"runs already .process {os.getpid()}"):
+            Alone(folder)
+        (folder / alone.LOCK).write_bytes(b"no number")
+        assert alone.holder(folder) == 0
+    assert alone.holder(folder) is None
+    lock.close()
 
 
 def test_a_path_that_is_too_long_for_a_socket_serves(made: Fleet, tmp_path: Path) -> None:

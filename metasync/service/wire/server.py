@@ -42,9 +42,10 @@ class Serves(Protocol):
 
 
 class Server:
-    """Listens at `path` until `close`. The caller holds the daemon's lock.
+    """Listens at `path` until `close`, and anew where its socket was taken away. The caller holds the daemon's lock.
 
     `new_call(on_event)` makes what a transfer is given up by; `log` is told, in words, of whom was turned away.
+    `is_alone` is asked before it looks at its socket: False: that place is another daemon's now.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class Server:
         desk: Serves,
         new_call: Callable[[Callable[[Event], None]], Calls],
         log: Callable[[str], None] = lambda _: None,
+        is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
         self.path = path
-        self._desk, self._new_call, self._log = desk, new_call, log
-        self._listener = sockets.listen(path)
+        self._desk, self._new_call, self._log, self._is_alone = desk, new_call, log, is_alone
+        self._listener, self._place = self._listen()
+        self._trouble = ""  # why it cannot listen anew, as it was last told
         self._ends = threading.Event()
         self._lock = threading.Lock()
         self._lines: set[socket.socket] = set()
@@ -66,23 +69,51 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all conversations and takes the socket away. May be repeated."""
+        """Ends all conversations and takes the socket away, unless another one stands there. May be repeated."""
         self._ends.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with contextlib.suppress(OSError):
-            self.path.unlink()
         with self._lock:
-            lines = tuple(self._lines)
+            listener, lines = self._listener, tuple(self._lines)
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        if sockets.place_of(self.path) == self._place:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
         for line in lines:
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> tuple[socket.socket, tuple[int, int] | None]:
+        listener = sockets.listen(self.path)
+        listener.settimeout(sockets.LOOK_S)
+        return listener, sockets.place_of(self.path)
+
+    def look(self) -> None:
+        """Listens anew if its socket is gone. In its own thread, now and then."""
+        try:
+            if not self._is_alone() or sockets.place_of(self.path) == self._place:
+                return
+            listener, place = self._listen()
+        except (WorkspaceError, OSError) as e:  # its folder went with a login session, and cannot be made here
+            text = e.message if isinstance(e, WorkspaceError) else str(e)
+            if text != self._trouble:
+                self._log(f"the socket was taken away, and cannot be made anew: {text}")
+            self._trouble = text
+            return
+        with self._lock:
+            if not self._ends.is_set():
+                (before, self._listener), self._place, self._trouble = (self._listener, listener), place, ""
+                listener = before
+        listener.close()
+        self._log("the socket was taken away: it listens anew")
 
     def _accept(self) -> None:
         while not self._ends.is_set():
             try:
                 line, _ = self._listener.accept()
+            except TimeoutError:
+                self.look()
+                continue
             except OSError:
                 self._ends.wait(SLOTS_S)
                 continue

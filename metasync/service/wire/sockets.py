@@ -22,6 +22,7 @@ FILE: Final = "daemon.sock"
 SWITCH: Final = "METASYNC_DAEMON"  # `off`: nobody looks for a daemon
 PATH_BYTES_MAX: Final = 100  # of an address: 108 on Linux, 104 on macOS, with their ends
 READ_BYTES: Final = 64 << 10
+LOOK_S: Final = 10.0  # between looks of the daemon at whether its socket is still there
 SEND_S: Final = 30.0  # for a peer to take what is sent: it is on this machine, and hangs
 
 
@@ -82,6 +83,15 @@ def listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def place_of(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what stands at a path; None: nothing does."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket | None:
