@@ -160,7 +160,7 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
         return new.check()
     previous = s.previous if old.prev_config is not None else None
     if old.prev_config is not None:
-        _check_merge(s, base, previous)
+        _check_merge(s, base, previous, takes_out=bool(wanted.leaves))
     gained = moves.fresh(old, new, previous)
     for backend_id in sorted(gained - wanted.gained.keys()):
         storage_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
@@ -178,13 +178,17 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
     return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, index).check()
 
 
-def _check_merge(s: Session, base: Agreed, previous: Config | None) -> None:
-    """`UsageError` where one more change cannot be merged into those whose data still move."""
-    if previous is not None and moves.may_merge(base.config):
+def _check_merge(s: Session, base: Agreed, previous: Config | None, *, takes_out: bool) -> None:
+    """`UsageError` where one more change, which may take out a backend, cannot be merged into those under way."""
+    if previous is not None and moves.may_merge(base.config, takes_out=takes_out):
         return
     left = still_moving(s, base)
     takes = "" if left.seconds is None else f", in about {duration(left.seconds)} by what is known of the lines"
-    why = f"{moves.MERGED_MAX} changes were merged" if previous is not None else "the config before cannot be read"
+    why = (
+        f"{moves.merges(base.config)} changes were merged"
+        if previous is not None
+        else "the config before cannot be read"
+    )
     raise UsageError(
         f"data of earlier changes still move ({left.packs:,} packs, {amount(left.bytes)}), and {why}",
         next_step=f"metasync rebalance moves them{takes}; then the change goes through. A backend can be renamed "

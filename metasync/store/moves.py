@@ -23,7 +23,7 @@ from metasync.store.index import PackRecord
 from metasync.store.placement import ORDERS_KEPT_MAX, Placement, Target, gaining, partition_of, placement_of
 
 EARLIER_MAX: Final = 32  # trims that a config tells apart; packs in storage ids older than those are copied anew
-MERGED_MAX: Final = 8  # changes that are merged into one that is under way: each is one more place to look at
+MERGED_MAX: Final = 8  # changes that are merged into one that is under way: each is one more mapping to look at
 TO_EMPTY_TAG: Final = 6  # 16 bytes each: ids of removed backends of which whoever has a way to them deletes all
 _TARGET_BYTES: Final = 40
 _ID_BYTES: Final = 16
@@ -138,10 +138,21 @@ def merged(old: Config, new: Config, *, since: Config | None = None) -> Config:
     return _with_earlier(new, [*earlier(since or old), _former(old, is_trimmed=False)])
 
 
-def may_merge(old: Config) -> bool:
-    """Whether one more change may be merged into those that are under way in `old`."""
+def merges(config: Config) -> int:
+    """How many changes were merged into the one whose data still move."""
+    return sum(not item.is_trimmed for item in earlier(config))
+
+
+def may_merge(old: Config, *, takes_out: bool = False) -> bool:
+    """Whether one more change may be merged into those that are under way in `old`.
+
+    One that `takes_out` a backend may come on top of so many others: they may be waiting for that backend, for ever.
+    """
     items = earlier(old)
-    return sum(not i.is_trimmed for i in items) < MERGED_MAX and len(_encode(items)) < TAG_BYTES_MAX * 3 // 4
+    count, size = merges(old), len(_encode(items))
+    if takes_out:
+        return count < 2 * MERGED_MAX and size + len(_encode([_former(old, is_trimmed=False)])) <= TAG_BYTES_MAX
+    return count < MERGED_MAX and size < TAG_BYTES_MAX * 3 // 4
 
 
 def fresh(old: Config, new: Config, previous: Config | None = None) -> set[bytes]:

@@ -150,6 +150,29 @@ def test_the_ninth_change_while_data_move_says_what_it_waits_for(lab: Lab) -> No
     w.set_copies(2, passphrase=PASSPHRASE)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_backend_that_dies_after_eight_merged_changes_is_taken_out(lab: Lab, replaced: bool) -> None:
+    """The move waits for the dead one, so taking that out must not wait for the move."""
+    w = lab.init(lab.urls("a", "b", "c", "d"), byzantine=False)
+    fill(w, 4)
+    for n in range(9):
+        w.set_copies(2 + (n + 1) % 2, passphrase=PASSPHRASE)
+    lab.lose("d")
+    w = lab.reopen(w)
+    assert not w.rebalance().is_whole
+    with pytest.raises(UsageError, match="8 changes were merged"):
+        w.set_copies(2, passphrase=PASSPHRASE)
+    if replaced:
+        w.backend_add(lab.url("e"), replaces="d", passphrase=PASSPHRASE)
+    else:
+        w.backend_remove("d", passphrase=PASSPHRASE, dead=True)
+    w = lab.reopen(w)
+    assert w.rebalance().is_whole
+    all_is_in_place(lab, w)
+    readable_without_any(lab, w)
+    w.set_copies(2, passphrase=PASSPHRASE)
+
+
 def test_a_dead_backend_goes_after_an_earlier_change(lab: Lab) -> None:
     """While data move to a new backend another one dies: it is taken out, and the data move all the same."""
     w = lab.init(lab.urls("a", "b", "c", "d"), byzantine=False)

@@ -319,7 +319,8 @@ def test_a_change_while_data_move_is_merged_if_it_can_be(bench: Bench, monkeypat
         completed(bench, old, raw)
     bench.s.previous = previous
     bench.stands_in("still_moving", "", Moving(5, 500, 200.0))
-    monkeypatch.setattr(moves, "may_merge", lambda _: False)
+    monkeypatch.setattr(moves, "may_merge", lambda *_, **__: False)
+    monkeypatch.setattr(moves, "merges", lambda _: 8)
     with pytest.raises(UsageError, match="and 8 changes were merged") as told:
         completed(bench, old, raw)
     assert "moves them, in about 3 min 20 s by what is known of the lines; then" in str(told.value.next_step)

@@ -339,6 +339,23 @@ def test_so_many_changes_are_merged_into_one_and_trims_do_not_count() -> None:
     assert not moves.may_merge(config)
 
 
+def test_a_change_that_takes_a_backend_out_is_merged_on_top_of_so_many_others() -> None:
+    config = three()
+    for number in range(2 * moves.MERGED_MAX):
+        assert moves.may_merge(config, takes_out=True), number
+        config = moves.merged(config, grown(config, number % 3))
+    assert not moves.may_merge(config, takes_out=True)
+
+
+def test_what_takes_a_backend_out_is_merged_as_long_as_its_tag_has_room() -> None:
+    config = config_of([entry(1 << 30) for _ in range(250)])
+    fits = 0
+    while moves.may_merge(config, takes_out=True):
+        config, fits = moves.merged(config, grown(config)), fits + 1
+    assert 0 < fits < moves.MERGED_MAX
+    assert len(dict(config.tags)[moves.EARLIER_TAG]) <= moves.TAG_BYTES_MAX
+
+
 def test_no_change_is_merged_where_its_tag_may_have_no_room() -> None:
     config = config_of([entry(1 << 30) for _ in range(250)])
     fits = 0
