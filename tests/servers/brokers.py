@@ -32,6 +32,7 @@ class Mosquitto(LoopbackServer):
 class RabbitMq(LoopbackServer):
     name = "RabbitMQ"
     scheme = "amqp"
+    stop_timeout_s = 60.0  # it puts its house in order first, and a busy machine gives it little time
 
     def __init__(self, root: Path, program: Path) -> None:
         super().__init__(root)

@@ -16,17 +16,18 @@ from typing import Any, TypeVar
 
 COUNT_MAX = 9
 _START_TIMEOUT_S = 30
-_STOP_TIMEOUT_S = 5
 
 
 class LoopbackServer:
     """One server. `stop` ends it; `start` brings it back at the same address with what it held."""
 
     name = "a server"
+    stop_timeout_s = 5.0
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.port = free_port()
+        self._has_run = False  # others know its port
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> tuple[list[str], Mapping[str, str]]:
@@ -49,8 +50,9 @@ class LoopbackServer:
     def start(self) -> None:
         for attempt in range(3):
             if self._start():
+                self._has_run = True
                 return
-            if attempt == 0:
+            if attempt == 0 and not self._has_run:
                 self.port = free_port()  # another program took it between our look and the server's start
         said = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.root.glob("*log"))
         raise RuntimeError(f"{self.name} did not start:\n{said}")
@@ -60,9 +62,10 @@ class LoopbackServer:
             return
         self._process.terminate()
         try:
-            self._process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(self.stop_timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what it started too: that would hold the port
             self._process.wait()
         self._process = None
 
@@ -77,6 +80,7 @@ class LoopbackServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
                 **self.run_as(),
             )
         until = time.monotonic() + _START_TIMEOUT_S

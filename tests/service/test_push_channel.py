@@ -187,6 +187,22 @@ def test_a_broker_that_is_away_is_tried_again_told_once_and_missed_by_nobody(bro
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("steady_s", [0.0, HUNG_S])
+def test_each_outage_after_a_line_that_held_is_told(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, steady_s: float
+) -> None:
+    monkeypatch.setattr(push_channel, "STEADY_S", steady_s)
+    device = Device(broker).begin()
+    for number in range(1, 4):
+        wait_for(lambda number=number: device.said.count("broker connected") == number, "the line")
+        (link,) = broker.links
+        link.breaks = True
+        link.close()
+    wait_for(lambda: device.said.count("broker connected") == 4, "the last line")
+    device.channel.end()
+    assert device.said.count("broker away") == (3 if steady_s == 0.0 else 1)
+
+
 def test_without_a_broker_nothing_is_loaded_or_begun(broker: Broker) -> None:
     device = Device(broker)
     device.channel.begin(device.keeper, Settings())

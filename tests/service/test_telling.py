@@ -368,6 +368,16 @@ def test_the_page_of_figures_is_there_while_a_workspace_wants_it(monkeypatch: py
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=HUNG_S) as answer:
         assert b"metasync_in_step" in answer.read()
+    for host in (f"evil.example:{port}", "127.0.0.1", "evil.example", f"localhost:{port}.evil.example"):
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": host})
+        with pytest.raises(urllib.error.HTTPError) as refused:  # the name of a page that was led here (DNS rebinding)
+            opener.open(asked, timeout=HUNG_S)
+        assert refused.value.code == 421
+        assert b"metasync_" not in refused.value.read()
+        refused.value.close()
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": f"localhost:{port}"})
+    with opener.open(asked, timeout=HUNG_S) as answer:
+        assert answer.status == 200
     pages.leave(self)
     with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=HUNG_S) as answer:
         assert answer.status == 200

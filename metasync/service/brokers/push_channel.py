@@ -128,8 +128,8 @@ class PushChannel:
                 link = connect(url, topic, lambda data: self._heard(data, hints))
                 keeper.covered("broker", True)
                 self._hold(link, url, hints, ends)
-                was_away = False
             except MetaSyncError as e:
+                was_away = was_away and time.monotonic() - began < STEADY_S  # each outage is told, a flutter once
                 if not was_away and not ends.is_set():
                     self._say("broker away", level="warning", broker=url.where, why=e.message)
                 was_away = True

@@ -119,12 +119,31 @@ class Pages:
         registry.register(Figures(self._state))
         try:
             server, _ = client.start_http_server(address[1], addr=address[0], registry=registry)
+            server.set_app(_only_for(address, server.get_app()))
         except OSError as e:
             raise WorkspaceError(
                 f"figures cannot be served at {address[0]}:{address[1]}: {e.strerror or e}",
                 next_step=f"Choose another port: metasync config set {METRICS} {address[0]}:PORT",
             ) from e
         return server
+
+
+def _only_for(address: tuple[str, int], app: Any) -> Any:
+    """The WSGI application `app`, for requests to this very address or to `localhost`.
+
+    A page in a browser may have its own name lead here (DNS rebinding), and would read names of folders and backends.
+    """
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    allowed = {f"{name}:{address[1]}" for name in (host, "localhost")}
+
+    def checked(environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
+        if environ.get("HTTP_HOST") in allowed:
+            answer: Iterable[bytes] = app(environ, start)
+            return answer
+        start("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"Ask for http://{host}:{address[1]}/metrics\n".encode()]
+
+    return checked
 
 
 class PagesBeside:
