@@ -255,6 +255,7 @@ CURSOR_KEY: Final = Key("replaced.cursor", COUNT)  # the number in it to look at
 BASES_KEY: Final = Key("bases", COUNT, None)  # about how many bytes `.metasync/bases` has: `worktree.bases`
 
 # The backends.
+LAST_HOUR_KEY: Final = Key("last hour", BYTES, None)  # how many files came and went: `service.last_hour`
 TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
     "trailing", BYTES, "`metasync check` tells which packs lack copies."
 )

@@ -40,6 +40,7 @@ from metasync.service.account import Account
 from metasync.service.batch import Batch, Batching, Pauses
 from metasync.service.changes import Changes
 from metasync.service.hearing import ANYBODY, Hearing, Sleep, Teller, interval_s
+from metasync.service.last_hour import LastHour
 from metasync.service.long_polls import LongPolls
 from metasync.service.problems import NEEDS_A_HAND
 from metasync.service.quiet import Quiet
@@ -99,6 +100,7 @@ class Keeper:
         self._polls = long_polls(self._way, self.hint, lambda works: self.covered("watch", works))
         self._wakes = threading.Condition(threading.RLock())
         self._calls: deque[tuple[Callable[[Workspace], Any], Future[Any]]] = deque()
+        self._hour = LastHour(wall)
         self._allowed: set[str] = set()  # what the user has allowed past a guard
         self._is_patient = False  # whether a push waits for the ends of files that grow
         self._stops = False
@@ -316,6 +318,7 @@ class Keeper:
         around = workspace._work.around
         around.hints, around.growing, around.looks = self._changes.hints, self._growing, True
         around.waits, around.let_in = self._has_calls, self._serve
+        self._hour.begin(db, around)
         self.workspace_id = workspace._connections.keys.ns_id
         with self._wakes:
             self._workspace = workspace
@@ -347,10 +350,9 @@ class Keeper:
                 workspace.close()
 
     def _paused(self) -> bool:
-        try:
+        set_now = Settings()
+        with suppress(MetaSyncError):
             set_now = preferences.read(self._settings_path)
-        except MetaSyncError:
-            set_now = Settings()
         is_paused = set_now.pause_left_s(self._wall()) > 0
         self._account.update(paused_until_s=set_now.paused_until if is_paused else None)
         return is_paused
@@ -373,7 +375,8 @@ class Keeper:
             self._changes.catch_up()
             patient, self._is_patient = self._is_patient, False
             try:
-                result = do(workspace)
+                with self._hour.asked_for():
+                    result = do(workspace)
             except BaseException as e:  # noqa: BLE001 - it is the caller's
                 self._changes.ended(well=False)
                 future.set_exception(e)
@@ -425,6 +428,7 @@ class Keeper:
             if self._changes and self._batch.first is None:
                 self._batch.changed(self._clock())
         self._account.passed("push")
+        self._hour.passed("push")
         self._account.down(report.down)
         if report.pulled is not None:
             self._pulled(workspace, report.pulled)
@@ -439,9 +443,10 @@ class Keeper:
         with self._wakes:
             self._hearing.happened(self._clock())
 
-    def _failed(self, verb: str, error: Exception) -> None:
+    def _failed(self, verb: told.Verb, error: Exception) -> None:
         now = self._clock()
         self._changes.ended(well=False)
+        self._hour.failed(verb, error)
         pauses = self._batch.pauses if verb == "push" else self._hearing.pauses
         with self._wakes:
             if verb == "push":
@@ -489,6 +494,7 @@ class Keeper:
 
     def _pulled(self, workspace: Workspace, report: PullReport) -> None:
         self._account.passed("pull")
+        self._hour.passed("pull")
         self._account.down(report.down)
         self._account.pulled(report)
         self._account.update(version=report.version)

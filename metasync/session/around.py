@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from metasync.worktree.hints import Hinting, anywhere
 
@@ -27,6 +27,18 @@ def _none() -> Set[bytes]:
     return frozenset()
 
 
+def _no_files() -> int:
+    return 0
+
+
+def _not_counted(net: int, *, forced: bool) -> None:
+    pass
+
+
+class Counts(Protocol):
+    def __call__(self, net: int, *, forced: bool) -> None: ...
+
+
 @dataclass(slots=True)
 class Around:
     """Of one open workspace. What is not set holds for a command that runs alone.
@@ -37,6 +49,8 @@ class Around:
     let_in   does it, between two turns of a push
     looks    whether this program asks for news by itself: then a push that finds nothing changed asks nobody
     pulling  whether what runs now was let in by a pull, which goes on after it
+    gone     how many files fewer there are than there were lately: `merge.guard` counts them too
+    counts   is told by each push and pull how many files more there are after it, and whether it was forced
     """
 
     hints: Hinting = anywhere
@@ -45,6 +59,8 @@ class Around:
     let_in: Callable[[], None] = _nothing
     looks: bool = False
     pulling: bool = False
+    gone: Callable[[], int] = _no_files
+    counts: Counts = _not_counted
 
 
 @contextlib.contextmanager

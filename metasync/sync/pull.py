@@ -232,7 +232,7 @@ def _integrate_once(
     seen, coming = plan.scan.tree, plan.merge.changes
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen]
     found = sides.in_changes(coming, {c.copy for c in waiting})
-    taken = guard.loss(plan.scan.tree, plan.merge.changes)
+    taken = guard.loss(plan.scan.tree, plan.merge.changes, s.around.gone())
     if not dry_run:
         guard.guard("pull", taken, force=force)
         if pushing:
@@ -254,6 +254,7 @@ def _integrate_once(
     if dry_run:
         return report
     applied = _check_out(s, base, target, plan, contents, before, turns)
+    s.around.counts(taken.net, forced=force)
     on_tree(plan.theirs)
     return replace(
         report,

@@ -255,7 +255,7 @@ class _Push:
         upload = self.packing.upload_for(base)
         here = self.scan(base, walked, upload)
         nothing = not here.differing and not staged and not joins
-        loss = guard.loss(here.before, Some(here.differing, here.seen.tree))
+        loss = guard.loss(here.before, Some(here.differing, here.seen.tree), s.around.gone())
         if (nothing or guard.stop("push", loss) is not None) and (news := self._news(base)) is not None:
             return news  # a commit of ours would have told
         guard.guard("push", loss, force=self.force)
@@ -277,6 +277,7 @@ class _Push:
             self.asked, asked = True, self.asked
             return s.load(decided.state) if asked else agreement.newest(s)
         self.record(base, decided.state, here, upload, tree_root)
+        s.around.counts(loss.net, forced=self.force)
         version = decided.state.v if master is not None else None
         return self._report_of(
             base, upload, replace(self._report(here.seen, version, changes), unportable=odd, live=here.live)

@@ -14,7 +14,7 @@ from workdir import DIR, Link
 from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import GuardError, WorkspaceError
-from metasync.merge.guard import NAMES_MAX, SMALL_FILES, Loss, Verb, guard, loss, stop
+from metasync.merge.guard import NAMES_MAX, SMALL_FILES, Loss, Verb, guard, loss, most_gone, stop
 from metasync.workspace import Workspace
 
 MANY = {f"d{i % 4}/file-{i:02}": b"content %d" % i for i in range(30)}  # more than SMALL_FILES
@@ -82,22 +82,62 @@ def test_few_deletions_need_no_count_of_all() -> None:
 def test_files_and_links_count_and_directories_do_not() -> None:
     tree = entries(a=b"1", b=Link(b"a"), d=DIR, e=DIR)
     taken = loss(tree, {b"a": None, b"b": None, b"d": None, b"e": None})
-    assert taken == Loss((b"a", b"b"), 0, 2)
+    assert taken == Loss((b"a", b"b"), 0, 2, -2)
     assert loss(tree, {b"d": None, b"e": None}) == Loss()
     assert loss(tree, {b"a": entries(a=b"2")[b"a"]}) == Loss()
-    assert loss(tree, {b"a": entries(a=DIR)[b"a"]}) == Loss((b"a",), 0, 2)
+    assert loss(tree, {b"a": entries(a=DIR)[b"a"]}) == Loss((b"a",), 0, 2, -1)
+    assert loss(tree, {b"d": entries(d=b"1")[b"d"], b"f": entries(f=b"2")[b"f"]}) == Loss(net=2)
+
+
+@pytest.mark.parametrize(
+    ("before", "files", "net", "push", "pull"),
+    [
+        (0, SMALL_FILES + 1, -1, False, False),  # nothing went lately
+        (9, SMALL_FILES - 8, -1, False, False),  # 10 of 21
+        (10, SMALL_FILES - 9, -1, True, True),  # 11 of 21
+        (10, SMALL_FILES - 9, 0, False, False),  # it takes nothing: files that come stand for those that go
+        (10, SMALL_FILES - 10, -1, False, False),  # of a small tree
+        (4, 1, -1, True, False),  # the last of five
+        (4, 2, -1, False, False),
+        (50_000, 50_000, -1, True, True),
+        (49_999, 50_001, -1, False, False),
+    ],
+)
+def test_what_went_lately_counts_as_if_it_went_now(before: int, files: int, net: int, push: bool, pull: bool) -> None:
+    taken = Loss((b"a",), 0, files, net, before)
+    assert (stop("push", taken) is not None) == push
+    assert (stop("pull", taken) is not None) == pull
+
+
+@pytest.mark.parametrize("before", [1, 9, 10, 11, 20, 40])
+def test_with_what_went_lately_a_count_of_as_many_files_as_matter_decides_alike(before: int) -> None:
+    for files in range(1, 90):
+        tree = entries(**{f"f{n:02}": b"%d" % n for n in range(files)}, z=DIR)
+        taken = loss(tree, {b"f00": None}, before)
+        for verb in get_args(Verb):
+            one, other = stop(verb, taken), stop(verb, taken._replace(files=files))
+            assert (one and (one.message, one.files)) == (other and (other.message, other.files))
+
+
+def test_most_gone_is_counted_from_when_there_were_most() -> None:
+    assert most_gone([]) == most_gone([3, 4]) == 0
+    assert most_gone([-2, -3]) == 5
+    assert most_gone([-2, 7, -3]) == 2
+    assert most_gone([2, -7, 3]) == 5
+    assert most_gone([2, -7, 3, -4]) == 6
 
 
 def test_renames_are_no_deletions() -> None:
     tree = entries(a=b"1", b=b"2", c=b"", d=b"", e=b"")
     new = entries(x=b"1", y=b"", z=b"3")
     changes = {b"a": None, b"x": new[b"x"], b"b": None, b"z": new[b"z"]}
-    assert loss(tree, changes) == Loss((b"b",), 1, 5)
+    assert loss(tree, changes) == Loss((b"b",), 1, 5, 0)
     # Each copy that comes stands for one that goes: an empty file made somewhere excuses no three that go.
     changes = {b"c": None, b"d": None, b"e": None, b"y": new[b"y"]}
-    assert loss(tree, changes) == Loss((b"d", b"e"), 1, 5)
+    assert loss(tree, changes) == Loss((b"d", b"e"), 1, 5, -2)
     # Over a file that was there: its own bytes are a change of it, not a deletion.
-    assert loss(tree, {b"a": None, b"b": tree[b"a"]}) == Loss((), 1, 5)
+    assert loss(tree, {b"a": None, b"b": tree[b"a"]}) == Loss((), 1, 5, -1)
+    assert stop("push", Loss((), 1, 5, -1, 40)) is None
     # Bytes that were at another path before, and stay there, come nowhere.
     assert loss(entries(a=b"1", b=b"1"), {b"a": None, b"b": entries(b=workdir.File(b"1", 0o600))[b"b"]}).deleted == (
         b"a",
@@ -120,6 +160,16 @@ def test_the_message_says_what_would_go_and_what_to_do() -> None:
     error = stop("push", Loss(paths[:2], 0, 2))
     assert error is not None
     assert error.message.endswith("delete all 2 files for all devices: p0\udcff, p1\udcff")
+    error = stop("push", Loss((b"last",), 1, 30, -1, 29))
+    assert error is not None
+    assert (error.deleted, error.files) == (30, 59)
+    assert error.message == (
+        "this push would delete 1 file for all devices, after which 30 of 59 are gone within an hour "
+        "(and 1 renamed, which count as kept): last"
+    )
+    error = stop("pull", Loss(paths, 0, 70, -26, 60))
+    assert error is not None
+    assert "26 files here, after which 86 of 130 are gone within an hour: " in error.message
 
 
 # ---- push, pull, sync, status
