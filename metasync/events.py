@@ -47,6 +47,28 @@ class Transferred:
     pack: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Travelled:
+    """Calls on backends, and the bytes of the objects that they wrote and read.
+
+    A call may take several HTTP requests. Heads of requests, and names, are not counted.
+    """
+
+    requests: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+    def since(self, before: Travelled) -> Travelled:
+        return Travelled(
+            self.requests - before.requests, self.up_bytes - before.up_bytes, self.down_bytes - before.down_bytes
+        )
+
+    def __add__(self, other: Travelled) -> Travelled:
+        return Travelled(
+            self.requests + other.requests, self.up_bytes + other.up_bytes, self.down_bytes + other.down_bytes
+        )
+
+
 Event: TypeAlias = Phase | Progress | Notice | Transferred
 Listener: TypeAlias = Callable[[Event], None]
 """Hears events. What it raises is logged, by the logger `metasync`, and ignored."""

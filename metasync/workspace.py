@@ -31,6 +31,7 @@ from metasync.worktree.paths import TreePath, tree_path
 if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
+    from metasync.events import Travelled
     from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
     from metasync.maintenance import backend_states, check, collect, recover, status
     from metasync.maintenance import drill as drills
@@ -185,6 +186,11 @@ class Workspace:
     def copying(self) -> bool:
         """Whether copies are made in the background whose end nobody has waited for (`finish_copies`)."""
         return self._connections.copying is not None
+
+    @property
+    def travelled(self) -> Travelled:
+        """What went to and from the linked backends since this workspace was opened here."""
+        return self._machine.travelled.total
 
     def status(self) -> reports.Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""

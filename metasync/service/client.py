@@ -21,6 +21,7 @@ from metasync import __version__
 from metasync.errors import FormatError, WorkspaceError
 from metasync.events import Event, ignore
 from metasync.reports.service import DaemonState, WorkspaceState
+from metasync.runtime.travelled import COUNTER
 from metasync.service.wire import alone, protocol, sockets, values
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class Client:
     ) -> Any:
         self._send(do, args)
         while (found := self._next(within_s)) is not None:
+            COUNTER.add(protocol.travelled_of(found))
             if "ok" in found:
                 return found["ok"]
             if "event" in found:

@@ -19,6 +19,7 @@ from metasync.service.supervisor import Hear, Supervisor
 from metasync.service.wire.protocol import Request, UnservedError
 
 if TYPE_CHECKING:
+    from metasync.events import Travelled
     from metasync.reports.sync import PullReport, PushReport
     from metasync.workspace import Workspace
 
@@ -35,6 +36,7 @@ class Call:
         self._is_cancelled = False
         self._workspace: Workspace | None = None  # while its operation is under way
         self._has_begun = False
+        self.travelled: Travelled | None = None  # what the workspace's lines moved while it ran
 
     def cancel(self) -> None:
         """Ends it soon, with `CancelledError`; at once, if it has not begun. What the keeper does else goes on."""
@@ -67,7 +69,7 @@ class Call:
             if self._is_cancelled:
                 raise CancelledError("cancelled before it began; nothing was changed")
             self._workspace, self._has_begun = workspace, True
-        before = workspace.on_event
+        before, moved = workspace.on_event, workspace.travelled
 
         def both(event: Event) -> None:
             before(event)
@@ -80,6 +82,7 @@ class Call:
             with self._lock:
                 self._workspace = None
             workspace.on_event = before
+            self.travelled = workspace.travelled.since(moved)
 
 
 class Desk:

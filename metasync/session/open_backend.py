@@ -27,6 +27,7 @@ from metasync.events import Notice
 from metasync.local.lock import WAIT_S, WorkspaceLock
 from metasync.runtime.tasks import Runtime, boottime
 from metasync.runtime.threads import Alone
+from metasync.runtime.travelled import Counter
 from metasync.session.folder import STATE_DIR, load_secret, place_now, save_secret
 from metasync.translators._base import Chain, Translator
 from metasync.worktree.disk import Disk
@@ -94,6 +95,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.on_slow: Callable[[str], None] = lambda _: None  # is told the name of a backend that is slow to open
+        self.travelled = Counter()  # to and from the linked backends
 
     def disk(self) -> Disk:
         return Disk()
@@ -117,7 +119,7 @@ class Machine:
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
         """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
         url = parse_url(link.url)
-        return reached(name, url, link, suspected=suspected, on_slow=lambda: self.on_slow(name))
+        return reached(name, url, link, suspected=suspected, on_slow=lambda: self.on_slow(name), counter=self.travelled)
 
     def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
         """A store that takes no part yet: see `opened_first`."""
@@ -125,7 +127,7 @@ class Machine:
 
     def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
         """A store that is to be linked: see `reached`."""
-        return reached(name, url, link)
+        return reached(name, url, link, counter=self.travelled)
 
     def secret(self, directory: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
         """The keys of the device that `directory` is."""
@@ -279,11 +281,12 @@ def reached(
     *,
     suspected: bool = False,
     on_slow: Callable[[], None] = lambda: None,
+    counter: Counter | None = None,
 ) -> Backend:
     """Opens a backend that others must not wait for: as `wrapped`, and within a time-out.
 
     `link`: what was linked, to be compared with what is there. `suspected`: it hung a moment ago. `on_slow` is called
-    when it takes longer than `SLOW_S`.
+    when it takes longer than `SLOW_S`. `counter`: see `Counting`.
     """
     account: list[Account] = []
 
@@ -298,7 +301,7 @@ def reached(
         return backend
 
     backend = _in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S, on_slow)
-    return wrapped(backend, suspected=suspected, account=account[0] if account else None)
+    return wrapped(backend, suspected=suspected, account=account[0] if account else None, counter=counter)
 
 
 def _scope(backend: Backend, link: Link | None) -> bytes:
@@ -310,10 +313,12 @@ def _scope(backend: Backend, link: Link | None) -> bytes:
     return identity[:SCOPE_BYTES]
 
 
-def wrapped(backend: Backend, *, suspected: bool = False, account: Account | None = None) -> Backend:
+def wrapped(
+    backend: Backend, *, suspected: bool = False, account: Account | None = None, counter: Counter | None = None
+) -> Backend:
     """Wraps a backend for workspaces: passing failures are tried again; a backend that hangs, and an account that asked
     for fewer requests, are left alone for a time. What travels is counted."""
-    inner: Backend = Breaker(Counting(backend), suspected=suspected)
+    inner: Backend = Breaker(Counting(backend, counter), suspected=suspected)
     if account is not None:
         from metasync.backends.wrappers.pace import Paced
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from daemon_kit import Fleet, WorkingKeeper, fleet, listening, problem
-from workspace_kit import Lab, run_cli, write
+from workspace_kit import Lab, run_cli, run_process, write
 
 from metasync import __version__
 from metasync.errors import GuardError
@@ -58,6 +58,18 @@ def test_a_push_through_the_daemon_prints_what_it_prints_without(
     renamed = alone.out.replace("c.txt", "a.txt").replace("d\\", "b\\").replace("d\\n", "b\\n")
     same = without_varying(renamed).replace("version 2", "version 1").replace('"version": 2', '"version": 1')
     assert without_varying(through.out) == same
+
+
+def test_in_json_a_command_says_what_the_daemon_moved_for_it(lab: Lab, kept: Fleet) -> None:
+    write(lab.root / "laptop", {"a": b"a" * 20_000})
+    went = run_process("push", "--json", cwd=lab.root / "laptop").json["travelled"]
+    keeper = kept.keepers["laptop"]
+    assert isinstance(keeper, WorkingKeeper) and keeper.called == 1
+    assert went["requests"] >= 2 + 3 + 3, "packs, promises and votes"
+    assert went["up_bytes"] >= 2 * 1024
+    refused = run_process("push", "--json", "--durability", "9", cwd=lab.root / "laptop")
+    assert refused.code == 2
+    assert set(refused.json["travelled"]) == {"requests", "up_bytes", "down_bytes"}
 
 
 def test_pull_and_sync_go_through_it_as_well(lab: Lab, kept: Fleet) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from metasync.events import Travelled
 from metasync.merge import changes
 from metasync.reports import accounts, backends, checks, history, members, service, settings, start, sync
-from metasync.runtime.travelled import Travelled
 from metasync.service import install
 from metasync.session import evidence
 from metasync.terminal import text as _text

@@ -16,7 +16,7 @@ from workspace_kit import Lab, write
 
 from metasync import __version__
 from metasync.errors import UsageError, WorkspaceError
-from metasync.events import Event, Notice
+from metasync.events import Event, Notice, Travelled
 from metasync.local.settings import Settings
 from metasync.reports.service import Activity, Doing, WorkspaceState
 from metasync.service import desk, supervisor
@@ -315,7 +315,7 @@ def test_a_caller_that_waits_is_told_for_what(
         keeper = made.keep("docs")
         assert isinstance(keeper, Busy)
         keeper.now = replace(keeper.now, doing=doing, activity=Activity(phase) if phase else None)
-        keeper.workspace = SimpleNamespace(on_event=lambda _: None, pull=lambda **_: "pulled")
+        keeper.workspace = SimpleNamespace(on_event=lambda _: None, pull=lambda **_: "pulled", travelled=Travelled())
         told: list[Event] = []
 
         def hear(event: Event) -> None:
@@ -341,7 +341,7 @@ def test_a_call_that_has_begun_or_was_given_up_waits_for_nothing(monkeypatch: py
     monkeypatch.setattr(threading, "Timer", Timer)
     told: list[Event] = []
     begun, ended, waits = Call(told.append), Call(told.append), Call(told.append)
-    workspace: Any = SimpleNamespace(on_event=lambda _: None, cancel=lambda: None)
+    workspace: Any = SimpleNamespace(on_event=lambda _: None, cancel=lambda: None, travelled=Travelled())
     with begun.waiting(lambda: "begun"), ended.waiting(lambda: "ended"), waits.waiting(lambda: "waits"):
         begun.run(lambda _w, _tell: None, workspace)
         ended.cancel()

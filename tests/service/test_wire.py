@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from metasync import __version__
 from metasync.errors import CancelledError, FormatError, GuardError, MetaSyncError, NoQuorumError, WorkspaceError
-from metasync.events import Notice, Phase, Progress, Transferred
+from metasync.events import Notice, Phase, Progress, Transferred, Travelled
 from metasync.reports.service import Activity, DaemonState, Line, WorkspaceState
 from metasync.reports.sync import Changes, ConflictReport, ConflictSide, Met, PullReport, PushReport, Renamed, Skipped
+from metasync.runtime.travelled import COUNTER
 from metasync.service import client
 from metasync.service.desk import Call
 from metasync.service.wire import alone, protocol, server, sockets, values
@@ -411,11 +412,13 @@ class Hanging:
         self.began, self.ends = threading.Event(), threading.Event()
         self.is_cancelled = False
         self.copying = False
+        self.travelled = Travelled(100, 200, 300)  # what it moved before
 
     def push(self, _message: str, **_words: Any) -> PushReport:
         self.on_event(Phase("scan"))
         self.began.set()
         assert self.ends.wait(HUNG_S)
+        self.travelled += Travelled(7, 8, 9)
         if self.is_cancelled:
             raise CancelledError("cancelled")
         return PushReport(4, Changes(added=(b"a",)))
@@ -467,6 +470,30 @@ def test_a_client_hears_events_then_the_report(made: Fleet, served: Server, hang
     assert report == PushReport(4, Changes(added=(b"a",)))
     assert events == [Phase("scan")]
     assert hanging.on_event is not hear  # the keeper's own listener is back
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_daemon_moved_counts_as_the_commands(
+    made: Fleet, served: Server, hanging: Hanging, fails: bool
+) -> None:
+    before = COUNTER.total
+    hanging.ends.set()
+    hanging.is_cancelled = fails
+    line = sockets.connect(served.path, HUNG_S)
+    assert line is not None
+    with client.Client(line) as daemon:
+        daemon.status()
+        assert COUNTER.total.since(before) == Travelled()
+        with pytest.raises(CancelledError) if fails else contextlib.nullcontext():
+            daemon.push(made.root / "docs")
+    assert COUNTER.total.since(before) == Travelled(7, 8, 9)
+
+
+def test_what_travelled_is_checked() -> None:
+    assert protocol.travelled_of({"ok": {}}) == Travelled()
+    for nonsense in (7, None, {"requests": "many"}, {"requests": True}):
+        with pytest.raises(FormatError):
+            protocol.travelled_of({"ok": {}, "travelled": nonsense})
 
 
 def test_another_version_is_told_so_that_the_command_does_it_by_itself(made: Fleet, served: Server) -> None:

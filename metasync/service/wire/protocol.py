@@ -6,6 +6,8 @@
     {"id": 1, "error": {"kind", "message", "next_step", "exit_code"}}
     {"event": {"workspace": {...}}}                                after {"do": "events"}, until the line is closed
 
+The answer of a transfer, or its error, has `travelled` beside it: what went to and from the backends for it.
+
 Who sends a request is the user, but not always this program: it is bounded, and checked before anything is done. An
 answer comes from the user's own daemon; its bound is there so that a wrong one does not fill the memory.
 """
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 from metasync import errors, events
 from metasync.errors import FormatError, MetaSyncError
+from metasync.events import Travelled
 from metasync.service.wire import values
 
 REQUEST_BYTES_MAX: Final = 64 << 10  # a message of a version is the longest part
@@ -126,19 +129,28 @@ def request(number: int, do: str, args: Mapping[str, Any]) -> bytes:
     return line({"id": number, "do": do, **{k: values.encode(v) for k, v in args.items() if v is not None}})
 
 
-def answer(number: int, value: Any) -> bytes:
+def answer(number: int, value: Any, travelled: Travelled | None = None) -> bytes:
     """The line of an answer."""
-    return line({"id": number, "ok": values.encode(value)})
+    return line({"id": number, "ok": values.encode(value), **_moved(travelled)})
 
 
-def refusal(number: int, error: BaseException) -> bytes:
+def _moved(travelled: Travelled | None) -> dict[str, Any]:
+    return {} if travelled is None else {"travelled": values.encode(travelled)}
+
+
+def travelled_of(found: Mapping[str, Any]) -> Travelled:
+    """What travelled for the answer on a line. `FormatError` for nonsense."""
+    return values.decode(Travelled, found["travelled"]) if "travelled" in found else Travelled()
+
+
+def refusal(number: int, error: BaseException, travelled: Travelled | None = None) -> bytes:
     """The line that tells an error. One that is not MetaSync's own is told by its class and text."""
     if isinstance(error, MetaSyncError):
         told = {"message": error.message, "next_step": error.next_step, "exit_code": error.exit_code}
     else:
         step = "`metasync daemon log` tells more."
         told = {"message": f"an error in the daemon: {error!r}"[:TEXT_CHARS_MAX], "next_step": step, "exit_code": 1}
-    return line({"id": number, "error": {"kind": type(error).__name__, **told}})
+    return line({"id": number, "error": {"kind": type(error).__name__, **told}, **_moved(travelled)})
 
 
 def error_of(told: Any) -> MetaSyncError:

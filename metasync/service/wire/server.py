@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from metasync.errors import FormatError, MetaSyncError, UsageError, WorkspaceError
-from metasync.events import Event, Progress, Transferred
+from metasync.events import Event, Progress, Transferred, Travelled
 from metasync.reports.service import DaemonState, WorkspaceState
 from metasync.service.wire import protocol, sockets, values
 
@@ -28,7 +28,9 @@ SLOTS_S: Final = 0.2  # to wait after an error of `accept`, such as no more desc
 
 
 class Calls(Protocol):
-    """A transfer that may be given up on: `desk.Call`."""
+    """A transfer that may be given up on: `desk.Call`. `travelled`: what it moved, once it has run."""
+
+    travelled: Travelled | None
 
     def cancel(self) -> None: ...
 
@@ -170,12 +172,13 @@ class Server:
 
         def work() -> None:
             try:
-                outcome.append(protocol.answer(request.id, self._desk.do(request, call)))
+                done = self._desk.do(request, call)
+                outcome.append(protocol.answer(request.id, done, call.travelled))
             except MetaSyncError as e:
-                outcome.append(protocol.refusal(request.id, e))
+                outcome.append(protocol.refusal(request.id, e, call.travelled))
             except Exception as e:  # noqa: BLE001 - whatever it is, the caller is told, and the daemon goes on
                 self._log(f"{request.do} failed: {e!r}")
-                outcome.append(protocol.refusal(request.id, e))
+                outcome.append(protocol.refusal(request.id, e, call.travelled))
             finally:
                 told.end()
 
