@@ -229,6 +229,8 @@ def _integrate_once(
             if news is None and base.tree_root != target.tree_root:
                 news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
             plan = _plan(s, base, target, news or {}, contents)
+    if turns is not None and not dry_run:
+        _let_others_go(turns, _Turn(base.state, target.state, plan))
     seen, coming = plan.scan.tree, plan.merge.changes
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen]
     found = sides.in_changes(coming, {c.copy for c in waiting})
@@ -349,6 +351,15 @@ def _plan_again(s: Session, base: Agreed, target: Agreed, turns: Turns | None, c
     return replace(plan, scan=seen, rows=rows, theirs=here.theirs, differing=differing)
 
 
+def _let_others_go(turns: Turns, planned: _Turn) -> None:
+    """`GiveWay` where others wait; the next turn goes on with what is planned."""
+    try:
+        turns.look_once("plan")
+    except GiveWay:
+        turns.left = planned
+        raise
+
+
 def _unheld(s: Session, merged: Merge) -> set[bytes]:
     """Which of the paths that edits of this device follow to cannot be held here: the edits are nowhere else yet."""
     followed = merged.followed()
@@ -420,6 +431,8 @@ def _check_out(
     if turns is not None:
         turns.left = None  # from here on more is staged than it knows of
     try:
+        if turns is not None:
+            turns.look_once("begin")  # it took as long as the plan
         for path, text in plan.texts.items():
             if path in wanted:
                 checkout.stage_whole(path, text.data)

@@ -78,6 +78,33 @@ def test_a_turn_that_took_up_what_was_done_has_its_time_after_that() -> None:
         t.look()
 
 
+def test_a_turn_that_gave_way_at_a_point_does_not_look_there_again() -> None:
+    clock, t = Clock(), Turns()
+    for at in ("plan", "begin"):
+        t.begin(lambda: True, clock).look()
+        clock.now += 2 * TURN_S
+        with pytest.raises(GiveWay):
+            t.look_once(at)
+    t.begin(lambda: True, clock).look()
+    clock.now += 2 * TURN_S
+    t.look_once("plan")
+    t.look_once("begin")
+    with pytest.raises(GiveWay):
+        t.look()
+
+
+def test_a_look_that_finds_nobody_waiting_does_not_count() -> None:
+    clock, wanted = Clock(), [False]
+    t = Turns().begin(lambda: wanted[0], clock)
+    t.look()
+    clock.now += 2 * TURN_S
+    t.look_once("plan")
+    wanted[0] = True
+    clock.now += 2 * LOOK_EVERY_S
+    with pytest.raises(GiveWay):
+        t.look_once("plan")
+
+
 # --- the lock
 
 
@@ -440,7 +467,7 @@ def test_what_a_pull_has_fetched_is_taken_up_whoever_waits(lab: Lab, monkeypatch
 
 
 class Turning:
-    """A pull of files of one and of many pieces that gives way so many times, each time when it has staged a piece.
+    """A pull of files of one and of many pieces that gives way `left` times, each time when it has staged a piece.
 
     Other pieces of such a turn come too late. `between` is called after each turn. `staged`: how often each piece was
     staged; `planned`, `begun`: how often all of it was planned, and the checkout begun.
@@ -455,7 +482,7 @@ class Turning:
         self.other.push()
         self.staged: Counter[tuple[bytes, int]] = Counter()
         self.planned = self.begun = 0
-        self._left, self._brings, self._between = times, False, between
+        self.left, self.is_due, self._between = times, False, between
         self._over = threading.Event()  # the turn is
         self._puller = threading.current_thread()
         plan, begin, part, whole = merging._plan, Checkout.begin, Checkout.stage_part, Checkout.stage_whole
@@ -486,17 +513,17 @@ class Turning:
     @contextmanager
     def _staging(self, path: bytes, offset: int) -> Iterator[None]:
         over = self._over
-        if self._left and self._brings and threading.current_thread() is not self._puller:
+        if self.left and self.is_due and threading.current_thread() is not self._puller:
             assert over.wait(SOON_S)  # what came along with directories is staged by the pull itself, which looks later
         if over.is_set():
             raise RuntimeError("its turn is over")
         yield
         self.staged[path, offset] += 1
-        self._brings = True
+        self.is_due = True
 
     def _look(self) -> None:
-        if self._brings and self._left:
-            self._left, self._brings = self._left - 1, False
+        if self.is_due and self.left:
+            self.left, self.is_due = self.left - 1, False
             over, self._over = self._over, threading.Event()
             over.set()
             raise GiveWay
@@ -507,7 +534,7 @@ class Turning:
     def end(self) -> None:
         """Runs the pull, and looks that all came."""
         self.w.pull()
-        assert not self._left
+        assert not self.left
         assert tree_of(self.w.directory).items() >= tree_of(self.other.directory).items()
 
     def staged_file(self) -> Path:
@@ -593,6 +620,60 @@ def test_a_push_between_two_turns_goes_on_with_what_is_left(
     pull = Turning(lab, monkeypatch, 1, ask)
     pull.w.pull()
     assert found == [False]
+
+
+@pytest.mark.parametrize("after", ["plan", "begin"])
+def test_a_pull_gives_way_before_it_fetches_and_goes_on_with_what_it_has_prepared(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    pushed: list[PushReport] = []
+    pull = Turning(lab, monkeypatch, 1, lambda: pushed.append(pull.w.push()))
+    at: Any = {"plan": (merging, "_plan"), "begin": (Checkout, "begin")}[after]
+    real = getattr(*at)
+
+    def prepared(*args: Any, **words: Any) -> Any:
+        made = real(*args, **words)
+        pull.is_due = True
+        return made
+
+    monkeypatch.setattr(*at, prepared)
+    monkeypatch.setattr(merging, "deliver", delivered := Delivered(merging.deliver, pull))
+    pull.end()
+    assert delivered.turns_left == [0]
+    assert [(r.version, r.pulled) for r in pushed] == [(None, None)]
+    assert (pull.planned, pull.begun) == (1, 1)
+    assert set(pull.staged.values()) == {1}
+
+
+def test_a_pull_of_a_folder_that_changes_in_each_turn_gives_way_once_before_it_fetches_at_each_point(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It plans and begins anew then: one that broke off there each time would never come to fetch."""
+    edits = iter(range(99))
+    pull = Turning(lab, monkeypatch, 3, lambda: write(pull.w.directory, {f"mine{next(edits)}": b"mine"}))
+    plan = merging._plan
+
+    def planned(*args: Any) -> Any:
+        pull.is_due = True
+        return plan(*args)
+
+    monkeypatch.setattr(merging, "_plan", planned)
+    monkeypatch.setattr(merging, "deliver", delivered := Delivered(merging.deliver, pull))
+    pull.end()
+    assert delivered.turns_left == [1, 0], "once after the plan, once after the beginning"
+    assert pull.planned == 4
+
+
+class Delivered:
+    """Notes how many turns a pull had still to give when it began to fetch."""
+
+    def __init__(self, deliver: Callable[..., None], pull: Turning) -> None:
+        self._deliver, self._pull = deliver, pull
+        self.turns_left: list[int] = []
+
+    def __call__(self, *args: Any, **words: Any) -> None:
+        self.turns_left.append(self._pull.left)
+        self._deliver(*args, **words)
 
 
 def test_a_folder_that_changed_between_two_turns_is_merged_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from agreement_kit import X
 from workspace_kit import Lab, write
 
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UpgradeError, WorkspaceError
-from metasync.local.lock import GiveWay
+from metasync.local.lock import GiveWay, Turns
 from metasync.local.spill import Large
 from metasync.local.state_keys import EXACT_KEY, KEPT_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY, UNPLACED, Unplaced
 from metasync.objects.model import Entry, Kind
@@ -472,7 +472,8 @@ class Turned:
         differing = {b"d"} if settled else None
         rest: dict[str, Any] = dict.fromkeys(("theirs", "left", "maker"))
         plan = pull.Plan(self._scan(), dict(self.rows), differing=differing, merge=merge, news={}, **rest)  # type: ignore[arg-type]
-        self.turns: Any = SimpleNamespace(left=pull._Turn(self.base.state, self.target.state, plan))
+        self.turns: Any = Turns()
+        self.turns.left = pull._Turn(self.base.state, self.target.state, plan)
         self.plan, self.seen, self.settled = plan, self._scan(put_rows={b"p": 1}, delete_rows={b"q": 1}), settled
         monkeypatch.setattr(pull, "_look", self._look)
         monkeypatch.setattr(pull, "rows_at", lambda _db, paths: {p: row for p, row in self.rows.items() if p in paths})
