@@ -248,30 +248,32 @@ def check_leaf(leaves: Leaves, at: int, nodes: Mapping[bytes, DirNode]) -> None:
 def listed(dir_id: bytes, nodes: Mapping[bytes, DirNode]) -> Leaves:
     """The leaves of a directory, all nodes above them being loaded. Each is looked at once, or refused."""
     leaves: Leaves = []
-
-    def add(node_id: bytes, level: int | None, first: bytes | None) -> None:
-        if level == 0:
-            begins = first or b""
-            # Here and not at the end: nodes that share their children would first spread to millions of millions.
-            if leaves and begins <= leaves[-1][0]:
-                raise FormatError("directory object: leaves out of order")
-            leaves.append((begins, node_id))
-            return
-        node = nodes[node_id]
-        if level is not None and node.level != level:
-            raise FormatError("directory object: a node at the wrong level")
-        begins = next((name for name, _ in (node.children or node.entries)), b"")
-        if first is not None and begins != first:
-            raise FormatError("directory object: a node that starts elsewhere than its parent says")
-        if first is None and node.level and len(node.children) < 2:
-            raise FormatError("directory object: a root with one child")
-        if not node.level:
-            leaves.append((begins, node_id))
-        for name, child in node.children:
-            add(child, node.level - 1, name)
-
-    add(dir_id, None, None)
+    _add_leaves(leaves, nodes, dir_id, None, None)
     return leaves
+
+
+def _add_leaves(
+    leaves: Leaves, nodes: Mapping[bytes, DirNode], node_id: bytes, level: int | None, first: bytes | None
+) -> None:
+    if level == 0:
+        begins = first or b""
+        # Here and not at the end: nodes that share their children would first spread to millions of millions.
+        if leaves and begins <= leaves[-1][0]:
+            raise FormatError("directory object: leaves out of order")
+        leaves.append((begins, node_id))
+        return
+    node = nodes[node_id]
+    if level is not None and node.level != level:
+        raise FormatError("directory object: a node at the wrong level")
+    begins = next((name for name, _ in (node.children or node.entries)), b"")
+    if first is not None and begins != first:
+        raise FormatError("directory object: a node that starts elsewhere than its parent says")
+    if first is None and node.level and len(node.children) < 2:
+        raise FormatError("directory object: a root with one child")
+    if not node.level:
+        leaves.append((begins, node_id))
+    for name, child in node.children:
+        _add_leaves(leaves, nodes, child, node.level - 1, name)
 
 
 def above_leaves(dir_ids: Iterable[bytes], nodes: dict[bytes, DirNode]) -> Generator[Needs, Bytes, None]:

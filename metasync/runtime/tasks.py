@@ -435,8 +435,7 @@ class Runtime:
             return
         gathering.ended = True
         self._waiting.pop(gathering.timer, None)
-        for branch in gathering.runs.values():
-            self._abandon(branch)
+        self._abandon_branches(gathering)
         owner = gathering.owner
         owner.gathering = None
         if not owner.ended:
@@ -468,6 +467,12 @@ class Runtime:
         if enough:
             self._gathered(gathering, None)
 
+    def _abandon_branches(self, gathering: _Gathering) -> None:
+        """Closes what still runs of a Gather that has ended. No branch is held by it: what they sent goes at once."""
+        runs, gathering.runs = gathering.runs, {}
+        for branch in runs.values():
+            self._abandon(branch)
+
     def _abandon(self, run: _Run) -> None:
         """Closes a run and all beneath it. What it sent is not undone."""
         if run.ended:
@@ -479,8 +484,7 @@ class Runtime:
             gathering, run.gathering = run.gathering, None
             gathering.ended = True
             self._waiting.pop(gathering.timer, None)
-            for branch in gathering.runs.values():
-                self._abandon(branch)
+            self._abandon_branches(gathering)
         failure: BaseException = CancelledError("abandoned")
         try:
             run.task.close()

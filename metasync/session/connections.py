@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from metasync.keys.keyring import WorkspaceKeys
     from metasync.local.state import LocalDb
     from metasync.runtime.threads import UnderWay
+    from metasync.session.write_index import Decoded
     from metasync.transfer.late_copies import Finishing
 
 REMOVED: Final = " (removed)"  # after the name of a backend that is not in the workspace any more, where it is told
@@ -113,6 +114,7 @@ class Connections:
         self.gate = threading.RLock()  # held while ways are opened or closed: several threads may use a workspace
         self._left: list[Backend] = []  # open stores that no way leads to any more
         self.copying: Finishing | None = None  # makes copies in the background: see `trailing.go_on`
+        self.segments: Mapping[bytes, Decoded] = {}  # of the index that was loaded last: the next one has most of them
         self.head = OwnHead()  # what this device's head says, where it is not written yet
 
     def _now(self) -> float:
@@ -418,6 +420,7 @@ class Connections:
             return True
 
     def _close(self) -> None:
+        self.segments = {}
         runtime, self._runtime = self._runtime, None
         if runtime is not None and self._group is not None and self.head.waiting is not None:
             runtime.check, runtime.on_wait = (lambda: None), None

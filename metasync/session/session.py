@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
 CLOSING_S: Final = 30.0  # that `close` waits for an operation of another thread: a file that is read hangs, say
+MADE: Final = ("ids", "chunker", "form", "transfer", "indexes")  # what a session makes when it is asked for
 AHEAD_OBJECTS_MAX: Final = 50_000  # a clone of more gains little by a head start, and must save memory
 
 
@@ -232,7 +233,17 @@ class Session:
     def indexes(self) -> AgreedIndexes:
         from metasync.session.write_index import AgreedIndexes
 
-        return AgreedIndexes(self.db, self.runtime, self.group, self)
+        return AgreedIndexes(self.db, self.runtime, self.group, self, self.connections.segments)
+
+    def end(self) -> None:
+        """Drops what it loaded and made. An operation's objects hold each other: none of them may hold an index too, or
+        a process that pushes for days has tens of them until the garbage collector comes by."""
+        if "indexes" in self.__dict__ and self._loaded is not None:
+            self.connections.segments = self.indexes.to_keep(self._loaded[1].root)
+        self._loaded = None
+        self.others_wait = bool
+        for name in MADE:
+            self.__dict__.pop(name, None)
 
     # --- agreed states
 
@@ -436,7 +447,10 @@ class Operations:
                 s.runtime.listen(self._on_event)
                 s.runtime.check = s.check
                 s.runtime.govern(self._governed())
-                yield s
+                try:
+                    yield s
+                finally:
+                    s.end()
             finally:
                 self._note_given_up()
 

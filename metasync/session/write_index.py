@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
 from metasync.consensus.records.entry import RIDING_BYTES_MAX
@@ -34,21 +34,32 @@ if TYPE_CHECKING:
 
 HELD_BYTES_MAX: Final = 64 << 20  # of open segments in memory: those of 1,000,000 files; more lie in temporary files
 HELD_BYTES_LEAST: Final = 1 << 20  # what is smaller is worth no file: a tier has few such segments
+KEPT_BYTES_MAX: Final = 2 << 20  # of open segments from one operation to the next: those of 15,000 small pushes
 INLINE_BYTES_MAX: Final = 1024  # a segment of a small push: it stands in the root, and needs no object of its own
 NONE: Final[Mapping[bytes, Ref]] = {}
+EMPTY: Final[Mapping[bytes, Decoded]] = {}
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 
 
-class AgreedIndexes:
-    """Reads and writes pack indexes for one session. A segment is decoded once."""
+class Decoded(NamedTuple):
+    """A segment of an index that was read, with the size of what it was read from, in bytes."""
 
-    def __init__(self, db: LocalDb, runtime: Runtime, group: Group, session: Session) -> None:
+    segment: IndexSegment
+    size: int
+
+
+class AgreedIndexes:
+    """Reads and writes pack indexes for one session. A segment is decoded once. `kept`: what `to_keep` of the session
+    before gave."""
+
+    def __init__(
+        self, db: LocalDb, runtime: Runtime, group: Group, session: Session, kept: Mapping[bytes, Decoded] = EMPTY
+    ) -> None:
         self._db = db
         self._runtime = runtime
         self._group = group
         self._session = session
-        self._segments: dict[bytes, IndexSegment] = {}
-        self._sizes: dict[bytes, int] = {}
+        self._segments = dict(kept)  # by digest
         self._held_bytes = 0
 
     # --- reading
@@ -211,12 +222,24 @@ class AgreedIndexes:
         digest = item.ref.hash
         if digest not in self._segments:
             data = item.inline or self._fetched([Ref(*item.ref)])[0]
-            self._segments[digest] = pack_index.decode_segment(data, partial(self._kept, Spool()))
-            self._sizes[digest] = len(data)
-        segment = self._segments[digest]
-        if (item.size, item.objects, item.packs) != (self._sizes[digest], len(segment), len(segment.packs)):
+            segment = pack_index.decode_segment(data, partial(self._kept, Spool()))
+            self._segments[digest] = Decoded(segment, len(data))
+        segment, size = self._segments[digest]
+        if (item.size, item.objects, item.packs) != (size, len(segment), len(segment.packs)):
             raise FormatError("index root: a segment that is not what its row says")
         return segment
+
+    def to_keep(self, root: IndexRoot) -> dict[bytes, Decoded]:
+        """The segments of an index that were decoded, by digest, for the next session: the small ones, up to
+        `KEPT_BYTES_MAX` unpacked. With a large one each operation has to do more than to decode it."""
+        decoded = {i.ref.hash: self._segments[i.ref.hash] for i in root.items if i.ref.hash in self._segments}
+        kept, left = dict[bytes, Decoded](), KEPT_BYTES_MAX
+        for digest, one in sorted(decoded.items(), key=lambda item: item[1].segment.held_bytes):
+            left -= one.segment.held_bytes
+            if left < 0:
+                break
+            kept[digest] = one
+        return kept
 
     def _kept(self, spool: Spool, data: bytes) -> Packed:
         """The tables of a segment where they are to lie: in memory, as long as there is room, else in its spool."""

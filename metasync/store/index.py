@@ -110,6 +110,11 @@ class IndexSegment:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of its tables, wherever they lie."""
+        return len(self.packs.data) + len(self.objects)
+
     def _row(self, n: int) -> bytes:
         return self.objects[n * OBJECT.size : (n + 1) * OBJECT.size]
 

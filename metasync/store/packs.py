@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -52,17 +52,18 @@ class WorkspacePackKeys:
 
     def __init__(self, keys: WorkspaceKeys) -> None:
         self._keys = keys
-        self.pack_key = lru_cache(maxsize=PACK_KEYS_KEPT)(self._pack_key)
+        self.pack_key = lru_cache(maxsize=PACK_KEYS_KEPT)(partial(_pack_key, keys))
 
     @property
     def encrypted(self) -> bool:
         return self._keys.encrypted
 
-    def _pack_key(self, epoch: int, random: bytes) -> bytes:
-        return derive(self._keys.pack_key(epoch), "one pack", random)
-
     def pack_binding(self, epoch: int, header: bytes) -> bytes:
         return self._keys.ns_id + epoch.to_bytes(4, "big") + b"pack" + header
+
+
+def _pack_key(keys: WorkspaceKeys, epoch: int, random: bytes) -> bytes:
+    return derive(keys.pack_key(epoch), "one pack", random)
 
 
 class SealedPack(NamedTuple):

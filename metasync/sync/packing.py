@@ -78,6 +78,14 @@ class Packing:
             self.upload.save(wait_s)
             self._notes.flush()
 
+    def end(self) -> Upload | None:
+        """Lets go of what this push read, and of who pushes: these held each other. -> what stored it, if anything."""
+        upload, self.upload, self._notes, self._replaced = self.upload, None, None, None
+        self.look, self.begin, self.chunks = _nothing, lambda _: _nothing, {}
+        if upload is not None:
+            upload.end()
+        return upload
+
     def upload_for(self, base: Agreed) -> Upload:
         """What stores for this attempt: that of the one before, as far as its packs may be named on top of `base`."""
         s, upload, state = self.s, self.upload, base.state
@@ -207,6 +215,10 @@ class Packing:
         upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
         s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
         return root, snapshot_id
+
+
+def _nothing() -> None:
+    pass
 
 
 def _noting(walked: Generator[Needs, Bytes, T], seen: set[bytes]) -> Generator[Needs, Bytes, T]:

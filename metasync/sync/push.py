@@ -209,7 +209,7 @@ class _Push:
                     self._doubt_quorum()
                 raise
             if isinstance(outcome, PushReport):
-                return outcome, self.packing.upload
+                return outcome, self.packing.end()
             newest = outcome
         raise WorkspaceError(
             f"others pushed {ATTEMPTS_MAX} times while this push was trying; nothing is lost, and nothing was pushed",

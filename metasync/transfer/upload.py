@@ -343,6 +343,11 @@ class Upload:
         if to_read_bytes:
             self._tell()
 
+    def end(self) -> None:
+        """Lets go of those that are asked and told. What was stored, and what is said of it, stays."""
+        self.begin, self._before, self._read_bytes = None, None, int
+        self.noted, self.look = (lambda _: None), (lambda: None)
+
     def save(self, wait_s: float) -> None:
         """Has noted what a push that failed has stored; waits so long for what is under way."""
         self.runner.wait([sent.future for sent in self._running], wait_s, for_all=True)

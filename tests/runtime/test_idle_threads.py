@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from garbage_kit import left_as_garbage
 
 from metasync.backends.memory import MemoryBackend
 from metasync.runtime import channel
-from metasync.runtime.effects import Op, Reply, Work
+from metasync.runtime.effects import Op, Reply, Work, together
 from metasync.runtime.tasks import Runtime
 from metasync.runtime.threads import Pool
 
@@ -71,3 +72,15 @@ def test_what_was_sent_last_is_let_go_of() -> None:
         assert isinstance(runtime.run(task()), Reply)
         # A call that hangs in another test may be there, too.
         assert gone(lambda: next((o for o in calls_of(gc.get_objects()) if o.op.data == b"sent"), None))
+
+
+def test_what_branches_gave_is_let_go_of_without_the_garbage_collector() -> None:
+    def branch(answer: Answer) -> Any:
+        yield Work(lambda: None)
+        return answer
+
+    def task() -> Any:
+        return (yield from together({"one": branch(Answer()), "other": branch(Answer())}))
+
+    with Runtime({}) as runtime:
+        assert not any(isinstance(o, Answer) for o in left_as_garbage(lambda: runtime.run(task())))

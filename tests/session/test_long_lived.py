@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from garbage_kit import left_as_garbage
 from workspace_kit import Lab, write
 
 from metasync.errors import MetaSyncError, WorkspaceError
 from metasync.runtime.effects import Sleep, Task, together
 from metasync.runtime.threads import Rest, UnderWay
+from metasync.session import write_index
+from metasync.session.connections import Connections
 from metasync.session.open_backend import Machine
+from metasync.session.session import Session
+from metasync.session.write_index import AgreedIndexes
+from metasync.store.index import IndexSegment
+from metasync.sync.packing import Packing
+from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -157,3 +166,84 @@ def test_tasks_that_look_at_logs_take_turns(lab: Lab) -> None:
 
 def turn(name: str) -> list[str]:
     return [f"{name} begins", f"{name} ends"]
+
+
+def test_an_operation_leaves_nothing_large_to_the_garbage_collector(lab: Lab) -> None:
+    """What is in a circle stays until it comes by: tens of pushes, each with an index and its packs, were held."""
+    w = pushed(lab)
+    c = w._connections
+
+    def act() -> None:
+        write(w.directory, {"f": b"another", "dir/g": b"new"})
+        w.push()
+        w.status()
+
+    left = left_as_garbage(act)
+    for kind in (Session, AgreedIndexes, Upload, Packing, IndexSegment):
+        assert not any(isinstance(o, kind) and belongs_to(c, o) for o in left), kind
+
+
+def belongs_to(c: Connections, made: object) -> bool:
+    """Whether it was made for this workspace: an operation of an earlier test may end in a thread that hangs."""
+    match made:
+        case Session():
+            return made.connections is c
+        case AgreedIndexes():
+            return made._db is c.db
+        case Upload():
+            return made.runner is c._runtime
+        case Packing():
+            return made.s.connections is c
+    return True
+
+
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The segments of indexes that are decoded from here on."""
+    out: list[bytes] = []
+    real = write_index.pack_index.decode_segment
+
+    def decode(data: bytes, *keep: Any) -> IndexSegment:
+        out.append(data)
+        return real(data, *keep)
+
+    monkeypatch.setattr(write_index.pack_index, "decode_segment", decode)
+    return out
+
+
+def test_a_push_decodes_what_the_last_one_added_to_the_index(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = pushed(lab)
+    for n in range(4):
+        write(w.directory, {"f": b"push %d" % n})
+        w.push()
+    some = decoded(monkeypatch)
+    write(w.directory, {"f": b"one more"})
+    w.push()
+    assert len(some) == 1
+    assert w._connections.rest(UnderWay())
+    assert not w._connections.segments, "what rests holds none"
+    write(w.directory, {"f": b"after a rest"})
+    w.push()
+    assert len(some) == 1 + 6, "all that the index has"
+
+
+def test_no_more_of_an_index_is_kept_between_operations_than_is_allowed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = pushed(lab)
+    write(w.directory, {f"file {n}": b"%d" % n for n in range(40)})
+    w.push()
+    write(w.directory, {"f": b"a small push"})
+    w.push()
+    w.log()
+    sizes = sorted(one.segment.held_bytes for one in w._connections.segments.values())
+    assert len(sizes) == 3
+    monkeypatch.setattr(write_index, "KEPT_BYTES_MAX", sizes[0] + sizes[1])
+    write(w.directory, {"f": b"another"})
+    w.push()
+    w.status()
+    kept = sorted(one.segment.held_bytes for one in w._connections.segments.values())
+    assert sum(kept) <= sizes[0] + sizes[1]
+    assert kept
+    assert sizes[2] not in kept, "the largest goes first"
+    write(w.directory, {"f": b"and another"})
+    assert w.push().version == 5
