@@ -43,7 +43,7 @@ from metasync.checkout.plan import (
     not_as_agreed,
     unfit,
 )
-from metasync.checkout.room import FULL, RESERVE_BYTES, full, no_room, waiting, without_room
+from metasync.checkout.room import FULL, RESERVE_BYTES, full, no_room, waiting, with_room, without_room
 from metasync.checkout.staging import (
     TMP,
     Leftovers,
@@ -74,7 +74,7 @@ from metasync.local.state_keys import (
 )
 from metasync.merge.copies import UNNAMED, Origin, record_of, sides_of
 from metasync.objects.model import Entry, Kind
-from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode, write_part
+from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode
 from metasync.worktree.index import Row, store_rows
 from metasync.worktree.tree import WorkTree, failed
 
@@ -175,7 +175,7 @@ class Checkout:
             raise wrong_size(path, len(data), entry.size)
         with self._lock, self._staging(path):
             if i not in self._short:
-                self._write_whole(i, entry, data)
+                with_room(self.tree, self.db, lambda again: self._write_whole(i, entry, data, again))
                 self._awaited.discard(i)
 
     def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
@@ -184,17 +184,10 @@ class Checkout:
         if offset < 0 or offset + len(data) > entry.size:
             raise wrong_size(path, offset + len(data), entry.size)
         with self._lock, self._staging(path):
-            if i in self._short:
-                return
-            stage = self._stage_of()
-            name, above = stage.at(i)
-            fd = self.disk.open(name, APPEND_FLAGS, above) if i in self._parts else stage.create(i)
-            try:
-                parts = self._parts.setdefault(i, {})
-                write_part(self.disk, fd, data, offset)
+            if i not in self._short:
+                is_new, parts, write = i not in self._parts, self._parts.setdefault(i, {}), self._stage_of().write_part
+                with_room(self.tree, self.db, lambda again: write(i, data, offset, is_new=is_new, again=again))
                 parts[offset] = len(data)
-            finally:
-                self.disk.close(fd)
 
     def forget(self, path: bytes) -> None:
         """Drops the pieces that were delivered of a file: they are delivered anew."""
@@ -351,7 +344,7 @@ class Checkout:
         before = self._left.bytes_of if self._left is not None else lambda _: 0
         try:
             staged = [(i, change) for i, change in enumerate(changes) if i not in left and change.is_staged]
-            return without_room(self.tree, staged, needed, before)
+            return without_room(self.tree, self.db, staged, needed, before)
         except WorkspaceError:
             self.drop_left()
             raise
@@ -424,11 +417,11 @@ class Checkout:
             self.disk.utime(name, above, entry.mtime_ns)
             self._stats[i] = self.disk.lstat(name, above)
 
-    def _write_whole(self, i: int, entry: Entry, data: bytes | memoryview) -> None:
+    def _write_whole(self, i: int, entry: Entry, data: bytes | memoryview, again: bool = False) -> None:
         """Stages a file with its mode and time, so that it appears complete."""
         with self._lock:
             stage, disk = self._stage_of(), self.disk
-            fd = stage.create(i, entry.mode & 0o777, again=i in self._stats)
+            fd = stage.create(i, entry.mode & 0o777, again=again or i in self._stats)
             try:
                 if data:
                     disk.write(fd, data)

@@ -1,8 +1,9 @@
 """Which of the files that come have room on the folder's disk. The others wait, unplaced, for a checkout with room.
 
 Room is judged before anything is staged, and `margin` stays free. The smallest files come first, so that as many as can
-be are here. What holds bytes of the user's that are nowhere else (`needed`) comes before all of these: without room for
-it there is no checkout. A restore and a clone need all that they bring, but for single files that are too large.
+be are here. Before one of them waits, the chunks that are kept for deltas go (`worktree.bases`). What holds bytes of
+the user's that are nowhere else (`needed`) comes before all of these: without room for it there is no checkout. A
+restore and a clone need all that they bring, but for single files that are too large.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from metasync.checkout.plan import Applied, Change, Plan
 from metasync.errors import WorkspaceError
+from metasync.local.state import State
 from metasync.local.state_keys import NO_ROOM
-from metasync.runtime.sizes import SMALL_FILE_BYTES
+from metasync.runtime.sizes import DISK_MARGIN_BYTES, SMALL_FILE_BYTES
+from metasync.worktree.bases import make_room
 from metasync.worktree.tree import WorkTree
 
 LARGE_FILE_BYTES = 1 << 30  # where all is needed, a smaller file that has no room means that the disk is full
-MARGIN_BYTES = 64 << 20  # stays free, or `MARGIN_SHARE` where that is less
-MARGIN_SHARE = 16  # one part in so many of what is free
+MARGIN_SHARE = 16  # one part in so many of what is free stays free, where that is less than `DISK_MARGIN_BYTES`
 RESERVE_BYTES = 1 << 20  # given back on a disk that is full all the same: the local state has to be written
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def margin(free: int) -> int:
     """How many of these free bytes are left alone."""
-    return min(MARGIN_BYTES, free // MARGIN_SHARE)
+    return min(DISK_MARGIN_BYTES, free // MARGIN_SHARE)
 
 
 def is_too_large(size: int, free: int) -> bool:
@@ -39,9 +42,30 @@ def no_room(size: int) -> str:
     return f"{NO_ROOM} for its {size:,} bytes"
 
 
-def check_room(tree: WorkTree, needed: int) -> None:
+def free_bytes(tree: WorkTree, db: State, wanted: int = 0) -> int:
+    """What the folder's disk has free, after the chunks that are kept for deltas gave what `wanted` lacks."""
+    free = tree.disk.free_bytes(tree.state_dir())
+    if free < wanted and make_room(tree, db, wanted - free):
+        with suppress(OSError):
+            tree.disk.syncfs(tree.state_dir())  # some file systems free it then
+        free = tree.disk.free_bytes(tree.state_dir())
+    return free
+
+
+def with_room(tree: WorkTree, db: State, write: Callable[[bool], None]) -> None:
+    """Writes: `write(False)`; and `write(True)` where the disk is full, whatever it said, and the chunks that are kept
+    for deltas gave way."""
+    try:
+        write(False)
+    except OSError as e:
+        if e.errno not in FULL or not make_room(tree, db):
+            raise
+        write(True)
+
+
+def check_room(tree: WorkTree, db: State, needed: int) -> None:
     """Raises `WorkspaceError` if the folder's disk has less room for new files."""
-    free = tree.disk.free_bytes(tree.state_dir()) if needed else 0
+    free = free_bytes(tree, db, needed) if needed else 0
     if needed > free:
         raise too_little(tree, needed, free)
 
@@ -64,6 +88,7 @@ def full(tree: WorkTree, needed: int) -> WorkspaceError:
 
 def without_room(
     tree: WorkTree,
+    db: State,
     staged: Sequence[tuple[int, Change]],
     needed: Collection[bytes] | None,
     staged_before: Callable[[list[Change]], int],
@@ -74,9 +99,10 @@ def without_room(
     on the disk that are there already of these changes. `WorkspaceError`: there is no room for what may not wait.
     """
     costs = {i: new.size + SMALL_FILE_BYTES for i, (_, new, _) in staged if new is not None}
-    free = tree.disk.free_bytes(tree.state_dir()) if costs else 0
+    wanted = sum(costs.values())
+    free = free_bytes(tree, db, wanted + DISK_MARGIN_BYTES) if costs else 0
     room = free if needed is None else free - margin(free)
-    if sum(costs.values()) <= room:
+    if wanted <= room:
         return {}
     may_wait: list[tuple[int, int]] = []
     must = 0

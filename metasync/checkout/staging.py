@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from metasync.checkout.plan import LEFT, Change, Plan
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Entry, Kind, split
-from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk
+from metasync.worktree.disk import APPEND_FLAGS, CREATE_FLAGS, DIR_FLAGS, Disk, write_part
 from metasync.worktree.tree import DirTree, WorkTree
 
 TMP = b"tmp"
@@ -158,6 +158,15 @@ class Stage:
         except OSError as e:
             self._set_apart(i, above, e)
             return self.disk.open(b"%d" % i, CREATE_FLAGS, self.tmp, mode)
+
+    def write_part(self, i: int, data: bytes | memoryview, offset: int, *, is_new: bool, again: bool) -> None:
+        """Writes a piece of a staged file, which `is_new` with it. `again`: the same piece did not go in before."""
+        name, above = self.at(i)
+        fd = self.create(i, again=again) if is_new else self.disk.open(name, APPEND_FLAGS, above)
+        try:
+            write_part(self.disk, fd, data, offset)
+        finally:
+            self.disk.close(fd)
 
     def symlink(self, i: int, target: bytes) -> None:
         """Makes a staged symlink."""

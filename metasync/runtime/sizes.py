@@ -20,6 +20,7 @@ LEFT_OVER_MAX: Final = 64  # temporary files of writes that broke off: as many a
 BIRTH_ANSWER_BYTES_MAX: Final = 1024  # of what stands in the place of a birth, which is far smaller
 PROMPT_BYTES_MAX: Final = 16 << 10  # an answer of so many bytes is as slow as an empty one: 3 ms on a line of 5 MB/s
 SMALL_FILE_BYTES: Final = 4096  # what a small file takes on a disk, for the look at free space
+DISK_MARGIN_BYTES: Final = 64 << 20  # of the folder's disk: stays free, whatever comes or is kept
 CONNECT_TIMEOUT_S: Final = 5  # for a server to take a connection
 SMALL_TIMEOUT_S: Final = 60  # for a server's answer to a request of at most SMALL_BYTES_MAX
 

@@ -157,7 +157,8 @@ def deliver(
         small, parts = _where(remote, contents, lose if on_lost is not None else None)
     total = sum(e.size for e in remote.values()) if all_bytes is None else all_bytes
     taken = _take_left_parts(s, staging, remote, contents, parts) + _leave_delivered(staging, parts)
-    chunks = contents.bases = OldChunks(s, _files(old, remote))
+    coming = sum(e.size for e in remote.values())
+    chunks = contents.bases = OldChunks(s, _files(old, remote), coming)
     taken_here = _take_here(staging, chunks, parts)
     _end_left(s, staging, [entries[path] for path in left], taken)
     done = before_bytes + taken + taken_here

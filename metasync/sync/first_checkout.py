@@ -198,7 +198,7 @@ def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Con
     """The same, of a tree that is read first. `last`: up to which path it is here already, None: nothing was begun."""
     tree = _Tree(free=s.tree.disk.free_bytes(s.tree.state_dir()))
     if last is None and not s.db.has(PLAN_KEY):  # some of it lies there already: each checkout looks for itself
-        tree.check = partial(check_room, s.tree)
+        tree.check = partial(check_room, s.tree, s.db)
     walked(contents, target, tree)
     if last is None and not isinstance(tree.paths, Large):
         return _whole(s, target, before, tree)
@@ -309,7 +309,7 @@ class _Parts:
         """`WorkspaceError` where the disk has no room for what is left, before any of it comes."""
         if self.s.db.has(PLAN_KEY):
             return  # some of it lies there already: each part looks for itself
-        check_room(self.s.tree, self.tree.needed - self.bytes_here - self.files_here * SMALL_FILE_BYTES)
+        check_room(self.s.tree, self.s.db, self.tree.needed - self.bytes_here - self.files_here * SMALL_FILE_BYTES)
 
     def _cut(self) -> Iterator[tuple[dict[bytes, Entry], bool]]:
         """What is not here yet, in parts; and whether a part is the last one."""

@@ -51,13 +51,16 @@ class _Place(NamedTuple):
 
 class OldChunks:
     """What a checkout has at hand. `old`: files that it replaces, as the scan saw them. A chunk is checked before it is
-    used, for somebody may write to the file. For one thread at a time."""
+    used, for somebody may write to the file. For one thread at a time. `coming_bytes`: of all that it brings, whose
+    room on the disk is not for the cache."""
 
-    def __init__(self, s: Session, old: Mapping[bytes, Entry]) -> None:
+    def __init__(self, s: Session, old: Mapping[bytes, Entry], coming_bytes: int = 0) -> None:
         self._s = s
         self._old = old
         self._places: dict[bytes, _Place] = {}
         self._cache = bases_of(s) if old else None
+        if self._cache is not None:
+            self._cache.coming_bytes = coming_bytes
         for path, entry in old.items():
             offset = 0
             for chunk in known_chunks(s.db, entry):
@@ -78,7 +81,10 @@ class OldChunks:
 
     def keep(self, path: bytes, chunk_id: bytes, data: bytes | memoryview) -> None:
         """Keeps a chunk of the new file at a path, if it replaces an old one: it changes, and will again."""
-        if self._cache is not None and path in self._old and len(data) >= SMALL_BYTES_LEAST:
+        if self._cache is None:
+            return
+        self._cache.coming_bytes -= min(len(data), self._cache.coming_bytes)
+        if path in self._old and len(data) >= SMALL_BYTES_LEAST:
             self._cache.keep(chunk_id, bytes(data), changes=True)
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ from metasync.local import settings
 from metasync.local.lock import GiveWay, Turns
 from metasync.local.state_keys import (
     AGREED_MARK,
+    BASES_KEY,
     INODES_KEY,
     MENDING_KEY,
     PLAN_KEY,
@@ -136,6 +137,7 @@ def _push(
 ) -> PushReport:
     """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
     with work.begun("push", first=first) as s, contextlib.ExitStack() as stack:
+        _keep_to_room(s)
         begun, is_quiet = None, no_change.may_be(s)
         is_let_in = work.around.pulling and not dry_run and durability is None
         if is_let_in and (nothing := no_change.push_let_in(s)) is not None:
@@ -154,6 +156,14 @@ def _push(
         from metasync.sync.push import run
 
         return run(s, message, force=force, durability=durability, turns=turns, begun=begun)
+
+
+def _keep_to_room(s: Session) -> None:
+    """Makes the chunks that are kept for deltas as few as they are to be by now: the disk may be fuller."""
+    if s.db.get(BASES_KEY):
+        from metasync.sync.old_chunks import bases_of
+
+        bases_of(s).note()
 
 
 def _looked(s: Session, stack: contextlib.ExitStack) -> PushReport | no_change.Begun:
@@ -203,6 +213,7 @@ def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:
 def _pull(work: Operations, turns: Turns, dry_run: bool, force: bool, *, first: bool) -> PullReport:
     """One turn of a pull, its `first` or a later one. `GiveWay`: another one is needed."""
     with work.begun("pull", first=first) as s, contextlib.ExitStack() as stack:
+        _keep_to_room(s)
         asked = None
         if is_quiet := no_change.may_be(s):
             asked = stack.enter_context(agreement.looking(s, on_news=partial(import_module, "metasync.sync.pull")))

@@ -4,6 +4,9 @@ One file a chunk in `.metasync/bases`, under the chunk's id, compressed where th
 of anything: a chunk is checked against its id before it is used, and one that is damaged, or was cut short by a crash,
 is removed. So nothing is synced. The least recently used go first, by their times.
 
+The cache takes room that nothing else wants: a share of what the disk would have free without it, and nothing of the
+margin that pulls leave. It gives back what a checkout lacks (`make_room`).
+
 A chunk of a file that was never seen to change is on probation: it is kept while half the room is free, and goes before
 the others. Photographs that come and never change thus push nothing out that does.
 """
@@ -15,11 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from metasync.local.state import State
 from metasync.local.state_keys import BASES_KEY
 from metasync.objects.model import ID_BYTES, Ids
+from metasync.runtime.sizes import DISK_MARGIN_BYTES
 from metasync.worktree.disk import CREATE_FLAGS, READ_FLAGS, Disk
 from metasync.worktree.tree import WorkTree
 
@@ -33,7 +37,7 @@ SHRINKS_SHARE: Final = 16
 UNSHRUNK_BYTES_MAX: Final = 64 << 20  # that never changed: of more that does not shrink most are media, which never do
 PLAIN, ZSTD = b"\0", b"\1"
 PROBATION_NS: Final = 1  # their time, beside which any other is late
-FREE_SHARE: Final = 16  # of the disk's free bytes, the cache takes no more than this part at a time
+FREE_SHARE: Final = 16  # the cache takes no more than this part of what the disk would have free without it
 
 
 @cache
@@ -43,7 +47,10 @@ def _zstd() -> Any:
 
 class BaseCache:
     """The chunks kept in one folder, at most `most_bytes` on the disk; 0: none. Every failure of the disk is a chunk
-    that is not there. `keep` for one thread, the others for any."""
+    that is not there. `keep` for one thread, the others for any.
+
+    `coming_bytes`: of other files that are about to be written to this disk, whose room is not taken.
+    """
 
     def __init__(self, tree: WorkTree, db: State, ids: Ids, most_bytes: int, wall_ns: Callable[[], int]) -> None:
         self._tree = tree
@@ -56,6 +63,7 @@ class BaseCache:
         self._dir = -1
         self._bytes = 0
         self._unshrunk_left = UNSHRUNK_BYTES_MAX
+        self.coming_bytes = 0
 
     def __contains__(self, object_id: object) -> bool:
         try:
@@ -83,7 +91,7 @@ class BaseCache:
 
     def keep(self, object_id: bytes, data: bytes, *, changes: bool) -> None:
         """Keeps a chunk, if it is not here and there is room. `changes`: of a file that was seen to change."""
-        if not 0 < len(data) <= CHUNK_BYTES_MAX or object_id in self:
+        if not 0 < len(data) <= CHUNK_BYTES_MAX or not self.most_bytes or object_id in self:
             return
         if not changes and self._bytes + len(data) > self.most_bytes // 2:
             return
@@ -93,11 +101,9 @@ class BaseCache:
             if self._unshrunk_left < 0:
                 return
         stored = ZSTD + _shrunk(data) if shrinks else PLAIN + data
-        if len(stored) > self.most_bytes // KEPT_SHARE:
-            return
         try:
             above = self._opened()
-            if len(stored) > self._disk.free_bytes(above) // FREE_SHARE:
+            if not self._has_room(above, len(stored), changes=changes):
                 return
             with self._disk.opened(_name(object_id), CREATE_FLAGS, above) as fd:
                 self._disk.write(fd, stored)
@@ -105,8 +111,20 @@ class BaseCache:
         except OSError:
             return
         self._bytes += len(stored)
-        if self._bytes > self.most_bytes:
-            self.trim(self.most_bytes - self.most_bytes // KEPT_SHARE)
+
+    def _has_room(self, above: int, size: int, *, changes: bool) -> bool:
+        """Whether there is room for a chunk of so many bytes, for which others may have gone."""
+        room = self._room(above)
+        if size > room // KEPT_SHARE or (not changes and self._bytes + size > room // 2):
+            return False
+        if self._bytes + size > room:
+            self.trim(room - room // KEPT_SHARE - size)
+        return self._disk.free_bytes(above) - size >= DISK_MARGIN_BYTES + self.coming_bytes
+
+    def _room(self, above: int) -> int:
+        """How many bytes it may have now: what it has counts as free."""
+        free = self._disk.free_bytes(above) + self._bytes
+        return max(0, min(self.most_bytes, free // FREE_SHARE, free - DISK_MARGIN_BYTES - self.coming_bytes))
 
     def pass_over(self, object_id: bytes) -> None:
         """Another chunk took the place of this one, of which nothing is made any more: it is among the first to go."""
@@ -114,38 +132,67 @@ class BaseCache:
             self._disk.utime(_name(object_id), self._opened(), PROBATION_NS)
 
     def note(self) -> None:
-        """Notes how full it is, for the next push; it may have less room than it had."""
-        if self._bytes > self.most_bytes:
-            self.trim(self.most_bytes)
-        elif self._dir >= 0:
+        """Notes how full it is, for the next push. Where it has less room than it had, it gets smaller."""
+        if self._dir < 0 and not self._db.get(BASES_KEY):
+            return
+        try:
+            room = self._room(self._opened())
+        except OSError:
+            return
+        if self._bytes > room:
+            self.trim(room)
+        else:
             self._db.update(BASES_KEY, self._bytes)
 
     def trim(self, left_bytes: int) -> None:
         """Removes what was used least recently, until it has so many bytes at most."""
-        try:
-            above = self._opened()
-            found = []
-            for name in self._disk.names(above):
-                if (st := self._disk.look(name, above)) is not None:
-                    found.append((st.st_mtime_ns, st.st_size, name))
-            self._bytes = sum(size for _, size, _ in found)
-            for _, size, name in sorted(found):
-                if self._bytes <= left_bytes:
-                    break
-                self._disk.unlink(name, above)
-                self._bytes -= size
-        except OSError:
-            return
-        finally:
-            if self._dir >= 0:
-                self._db.update(BASES_KEY, self._bytes)
+        self._bytes = _remove(self._tree, self._db, lambda _: left_bytes)[0]
 
     def _opened(self) -> int:
         with self._lock:
             if self._dir < 0:
                 self._dir = self._tree.state_dir(DIR)
-                self._bytes = self._db.get(BASES_KEY) or 0
+                noted = self._db.get(BASES_KEY)
+                self._bytes = sum(f.size for f in _found(self._disk, self._dir)) if noted is None else noted
             return self._dir
+
+
+class _File(NamedTuple):
+    time_ns: int
+    size: int
+    name: bytes
+
+
+def make_room(tree: WorkTree, db: State, least_bytes: int | None = None) -> int:
+    """Removes chunks of a folder, the least recently used first, until so many bytes are free again; None: all.
+
+    -> how many were freed: fewer where no more is there, or the disk fails.
+    """
+    return _remove(tree, db, lambda total: total - least_bytes if least_bytes is not None else 0)[1]
+
+
+def _remove(tree: WorkTree, db: State, left_of: Callable[[int], int]) -> tuple[int, int]:
+    """Removes the least recently used until so many bytes are left of them all. -> the bytes left, and removed."""
+    disk, removed = tree.disk, 0
+    try:
+        found = _found(disk, tree.state_dir(DIR)) if disk.look(DIR, tree.state_dir()) is not None else []
+    except OSError:
+        return db.get(BASES_KEY) or 0, 0
+    left = sum(f.size for f in found)
+    wanted = left_of(left)
+    with suppress(OSError):
+        for file in sorted(found):
+            if left <= wanted:
+                break
+            disk.unlink(file.name, tree.state_dir(DIR))
+            left, removed = left - file.size, removed + file.size
+    db.update(BASES_KEY, left)
+    return left, removed
+
+
+def _found(disk: Disk, above: int) -> list[_File]:
+    looked = ((name, disk.look(name, above)) for name in disk.names(above))
+    return [_File(st.st_mtime_ns, st.st_size, name) for name, st in looked if st is not None]
 
 
 def _name(object_id: bytes) -> bytes:

@@ -372,6 +372,72 @@ def test_a_quota_does_not_let_wait_what_is_needed(tmp_path: Path) -> None:
             checkout.stage_whole(b"copy", b"x" * 5000)
 
 
+class WithChunks(QuietDisk):
+    """A disk of so many bytes, of which chunks that are kept for deltas have some. It may not tell that it is full."""
+
+    size = 1_000_000
+    tells = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def left(self) -> int:
+        files = [p for name in ("bases", "tmp") for p in (self.root / ".metasync" / name).rglob("*") if p.is_file()]
+        return self.size - sum(p.stat().st_size for p in files)
+
+    def free_bytes(self, fd: int) -> int:
+        return self.left if self.tells else 1 << 30
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
+        if len(data) > self.left:
+            super().write(fd, data[: len(data) // 2], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(fd, data, offset)
+
+
+def keep_chunks(root: Path, count: int, size: int) -> Path:
+    kept = root / ".metasync/bases"
+    kept.mkdir()
+    for n in range(count):
+        (kept / f"{n:064x}").write_bytes(b"x" * size)
+    return kept
+
+
+@pytest.mark.parametrize("needed", [(), None])
+def test_chunks_that_are_kept_give_way_to_files(tmp_path: Path, needed: tuple[bytes, ...] | None) -> None:
+    with Workspace(tmp_path, WithChunks(tmp_path)) as work:
+        kept = keep_chunks(work.root, 9, 100_000)
+        checkout = Checkout(work.db, work.tree)
+        changes = [Change(b"f", entry(b"f" * 700_000), None)]
+        assert checkout.begin(changes, needed=needed) == [b"f"]
+        assert not list(kept.iterdir())
+        checkout.stage_whole(b"f", b"f" * 700_000)
+        assert checkout.apply().without_room == (0, 0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("path", [b"f", b"d/f"])
+def test_a_quota_that_chunks_have_taken_is_theirs_no_more(tmp_path: Path, whole: bool, path: bytes) -> None:
+    """The disk did not say how little room it has: what fails is written again once the chunks went."""
+    with Workspace(tmp_path, disk := WithChunks(tmp_path)) as work:
+        disk.tells = False
+        kept = keep_chunks(work.root, 9, 100_000)
+        data = b"f" * 300_000
+        checkout = Checkout(work.db, work.tree)
+        file = entry(data)._replace(root=b"" if whole else b"r" * 32)
+        checkout.begin([Change(b"d", entry(DIR), None), Change(path, file, None)])
+        if whole:
+            checkout.stage_whole(path, data)
+        else:
+            for offset in (0, 150_000):
+                checkout.stage_part(path, offset, data[:150_000])
+            checkout.finish(path)
+        assert not list(kept.iterdir())
+        assert checkout.apply().unplaced == []
+        assert work.at(path).read_bytes() == data
+
+
 @needs_proc
 def test_a_full_disk_that_is_mounted_inside_the_tree(tmp_path: Path) -> None:
     """Its files wait, with nothing left of the attempt; those on the folder's own disk come."""

@@ -155,11 +155,11 @@ def test_what_is_not_here_for_another_reason_does_not_wait_for_room(tmp_path: Pa
 
 def test_room_is_asked_for_what_is_needed_alone(tmp_path: Path) -> None:
     with Workspace(tmp_path, Small()) as work:
-        check_room(work.tree, Small.free)
+        check_room(work.tree, work.db, Small.free)
         with pytest.raises(WorkspaceError, match="are free"):
-            check_room(work.tree, Small.free + 1)
+            check_room(work.tree, work.db, Small.free + 1)
         work.tree.disk.free_bytes = None  # type: ignore[method-assign, assignment]  # is not asked
-        check_room(work.tree, 0)
+        check_room(work.tree, work.db, 0)
 
 
 def test_a_large_file_that_has_room_is_not_too_large() -> None:

@@ -16,6 +16,7 @@ from workspace_kit import PASSPHRASE, Lab, flip, tree_of, write
 from metasync.errors import DamagedError, WorkspaceError
 from metasync.objects import delta
 from metasync.objects.model import Chunk, ObjectKind
+from metasync.runtime.sizes import DISK_MARGIN_BYTES
 from metasync.session import agreement
 from metasync.store import deltas, retention
 from metasync.store.index import Index
@@ -27,6 +28,7 @@ from metasync.sync.replaced_chunks import FileChunks
 from metasync.transfer.estimates import Estimates
 from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
+from metasync.worktree.disk import Disk
 
 NAMES = ("a", "b", "c")
 LARGE = 400_000  # a file of several chunks: of 256 KiB on average
@@ -104,6 +106,41 @@ def test_without_the_old_bytes_a_chunk_is_stored_whole(lab: Lab, what: str, monk
     push(w, docs[1])
     assert set(depths(w)) == {0}
     comes_to_others(lab, w)
+
+
+@pytest.mark.parametrize("how", ["push", "pull"])
+def test_a_cache_that_is_to_be_empty_is_so_at_once(lab: Lab, how: str) -> None:
+    """Whether there is something to do or not."""
+    w = lab.init(lab.urls(*NAMES))
+    push(w, noise(LARGE, 1))
+    kept = w.directory / ".metasync/bases"
+    assert list(kept.iterdir())
+    w.configure("base-cache-mb", "0")
+    getattr(w, how)()
+    assert not list(kept.iterdir())
+
+
+def test_a_cache_leaves_the_room_of_what_comes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that another device writes anew again and again always has room on a small disk."""
+    urls, size = lab.urls(*NAMES), DISK_MARGIN_BYTES + 4 * LARGE
+    w = lab.init(urls)
+    push(w, noise(LARGE, 1))
+    other = lab.clone(urls)
+
+    def free(*_: object) -> int:
+        state = other.directory / ".metasync"
+        files = [p for name in ("bases", "tmp") for p in (state / name).rglob("*") if p.is_file()]
+        files += other.directory.glob("doc")
+        return size - sum(p.stat().st_size for p in files)
+
+    monkeypatch.setattr(Disk, "free_bytes", free)
+    monkeypatch.setattr("metasync.worktree.bases.FREE_SHARE", 1)
+    monkeypatch.setattr("metasync.worktree.bases.KEPT_SHARE", 2)
+    for n in range(2, 8):
+        push(w, noise(LARGE, n))
+        assert other.pull().unplaced == ()
+        assert free() >= DISK_MARGIN_BYTES
+    assert list((other.directory / ".metasync/bases").iterdir())
 
 
 @pytest.mark.usefixtures("uncut")

@@ -447,7 +447,7 @@ def test_bytes_that_changed_here_are_fetched_and_what_else_is_wrong_is_told(monk
 def test_room_is_asked_for_what_is_left(monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
     """Unless a checkout was begun, some of which lies there already."""
     part, asked = Part(monkeypatch), list[Any]()
-    monkeypatch.setattr(first_checkout, "check_room", lambda _, size: asked.append(size))
+    monkeypatch.setattr(first_checkout, "check_room", lambda _tree, _db, size: asked.append(size))
     part.parts.tree = SimpleNamespace(needed=1000 + first_checkout.SMALL_FILE_BYTES)  # type: ignore[assignment]
     part.parts.bytes_here, part.parts.files_here = 300, 1
     part.db.values[PLAN_KEY.name] = b"a plan" if begun else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from content_kit import IDS, noise
 
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import BASES_KEY
+from metasync.runtime.sizes import DISK_MARGIN_BYTES
 from metasync.worktree import bases
-from metasync.worktree.bases import BaseCache
+from metasync.worktree.bases import BaseCache, make_room
 from metasync.worktree.disk import Disk
 from metasync.worktree.tree import WorkTree
 
@@ -24,13 +25,22 @@ TEXT = b"what is written again and again\n" * 1000
 FRAME = zstandard.ZstdCompressor().compress(TEXT)
 
 
+def failing(code: int) -> Callable[..., Any]:
+    """A system call that fails."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
 class Kept:
     """A folder, and caches in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
         (root / ".metasync").mkdir()
         self.dir = root / ".metasync/bases"
-        self.disk = Disk()
+        self.disk = disk or Disk()
         self.tree = WorkTree(os.fsencode(root), self.disk)
         self.db = LocalDb.open(":memory:")
         self._times = itertools.count(10**18, 10**9)
@@ -101,22 +111,116 @@ def test_a_disk_that_fails_keeps_nothing_and_ends_nothing(kept: Kept, monkeypatc
     cache = kept.cache()
     object_id = put(cache, TEXT)
 
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     for call in ("open", "look", "names"):
-        monkeypatch.setattr(kept.disk, call, full)
+        monkeypatch.setattr(kept.disk, call, failing(errno.ENOSPC))
     assert cache.get(object_id) is None
     assert object_id not in cache
     put(cache, noise(1000))
     cache.trim(0)
 
 
-def test_a_disk_with_little_room_is_left_alone(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+class SmallDisk(Disk):
+    """Has so many bytes for chunks, and for what `others` write."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        self.others = 0
+        self.dir: Path | None = None
+
+    def free_bytes(self, fd: int) -> int:
+        there = self.dir is not None and self.dir.exists()
+        kept = sum(p.stat().st_size for p in self.dir.iterdir()) if self.dir is not None and there else 0
+        return self.bytes - self.others - kept
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[Kept, SmallDisk]]:
+    disk = SmallDisk(DISK_MARGIN_BYTES + 16_000_000)
+    kept = Kept(tmp_path, disk)
+    disk.dir = kept.dir
+    yield kept, disk
+    kept.tree.close()
+    kept.db.close()
+
+
+def test_the_cache_takes_a_share_of_the_disk_in_all(small: tuple[Kept, SmallDisk]) -> None:
+    kept, disk = small
+    cache = kept.cache(1 << 30)
+    for n in range(60):
+        put(cache, noise(200_000, n))
+    cache.note()
+    assert disk.bytes // 32 < kept.bytes <= disk.bytes // 16
+    disk.others = 8_000_000
+    kept.cache(1 << 30).note()
+    assert 1_000_000 < kept.bytes <= (disk.bytes - disk.others) // 16
+
+
+def test_a_chunk_that_is_much_of_its_room_is_not_kept(small: tuple[Kept, SmallDisk]) -> None:
+    kept, disk = small
+    most = disk.bytes // 16 // 8
+    assert [put(kept.cache(1 << 30), noise(size)) in kept.cache() for size in (most, most - 1)] == [False, True]
+
+
+def test_the_margin_is_not_for_the_cache(small: tuple[Kept, SmallDisk]) -> None:
+    kept, disk = small
+    disk.others = 15_999_000
+    cache = kept.cache(1 << 30)
+    assert put(cache, noise(200)) not in cache
+    disk.others = 14_000_000
+    assert put(cache, noise(100_000)) in cache
+    kept.db.set(BASES_KEY, 1 << 40)  # somebody removed much of it
+    cache = kept.cache(1 << 30)
+    for n in range(40):
+        put(cache, noise(100_000, n))
+    assert disk.free_bytes(0) >= DISK_MARGIN_BYTES
+    assert kept.bytes > 1_000_000
+    disk.others = 16_000_000
+    cache.note()
+    assert (kept.bytes, kept.db.get(BASES_KEY)) == (0, 0)
+
+
+def test_what_is_coming_has_its_room(small: tuple[Kept, SmallDisk]) -> None:
+    kept, _ = small
+    cache = kept.cache(1 << 30)
+    cache.coming_bytes = 15_900_000
+    assert put(cache, noise(101_000)) not in cache
+    cache.coming_bytes = 14_000_000
+    assert put(cache, noise(101_000)) in cache
+
+
+def test_it_gives_back_what_is_lacking(kept: Kept) -> None:
+    assert make_room(kept.tree, kept.db, 1) == 0
+    assert not kept.dir.exists()
     cache = kept.cache()
-    monkeypatch.setattr(kept.disk, "free_bytes", lambda _: 15_000)
-    assert put(cache, noise(1000)) not in cache
-    assert put(cache, noise(900)) in cache
+    ids = [put(cache, noise(9_000, n)) for n in range(4)]
+    assert make_room(kept.tree, kept.db, 9_002) == 2 * 9_001
+    assert [i in cache for i in ids] == [False, False, True, True]
+    assert kept.db.get(BASES_KEY) == kept.bytes
+    assert make_room(kept.tree, kept.db) == 2 * 9_001
+    assert (kept.files, kept.db.get(BASES_KEY)) == ([], 0)
+
+
+def test_what_a_disk_refuses_stays_and_is_counted(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = kept.cache()
+    for n in range(2):
+        put(cache, noise(9_000, n))
+    cache.note()
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.disk, "unlink", failing(errno.EROFS))
+        assert make_room(kept.tree, kept.db) == 0
+        patch.setattr(kept.disk, "names", failing(errno.EIO))
+        assert make_room(kept.tree, kept.db) == 0
+        patch.setattr(kept.disk, "free_bytes", failing(errno.EIO))
+        cache.note()
+    assert kept.db.get(BASES_KEY) == kept.bytes == 2 * 9_001
+
+
+def test_chunks_that_a_folder_brings_with_it_are_counted(kept: Kept) -> None:
+    for n in range(8):
+        put(kept.cache(80_000), noise(9_000, n))
+    kept.db.set(BASES_KEY, None)  # its local state was lost
+    put(kept.cache(80_000), noise(9_500, 99))
+    assert kept.bytes <= 70_000
 
 
 def test_chunks_come_back_compressed_where_that_saves_something(kept: Kept) -> None:
@@ -170,10 +274,13 @@ def test_how_full_it_is_is_known_to_the_next_one_and_found_out_again(kept: Kept)
     first.note()
     second = kept.cache(80_000)
     put(second, noise(9_500, 99))
+    second.note()
     assert kept.bytes <= 70_000
     assert kept.db.get(BASES_KEY) == kept.bytes
     kept.db.set(BASES_KEY, 79_999)  # of a file that somebody removed
-    put(kept.cache(80_000), noise(9_000, 100))
+    third = kept.cache(80_000)
+    put(third, noise(9_000, 100))
+    third.note()
     assert kept.db.get(BASES_KEY) == kept.bytes
 
 
