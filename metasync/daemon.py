@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Final
 
 from metasync.errors import UsageError, WorkspaceError
+from metasync.local import memory
 from metasync.local.settings import Settings
 from metasync.reports.service import DaemonState, WorkspaceState
 from metasync.service import client, install
@@ -40,6 +42,8 @@ from metasync.service.wire.server import Server
 OUTPUT: Final = "daemon.out"  # what a daemon of its own process prints before it has a log
 START_S: Final = 20.0  # for it to answer: a slow machine loads Python for a few seconds
 STOP_S: Final = 10.0
+GIVE_BACK_S: Final = 60.0  # between looks whether work has left memory free
+WORKED_S: Final = 0.1  # of CPU; an hour of rest takes less
 STEP_S: Final = 0.05  # between looks whether it answers, or has ended
 _children: Final[list[subprocess.Popen[bytes]]] = []  # daemons that this process started: they are not waited for
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -71,6 +75,7 @@ def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[E
         def say(text: str) -> None:
             log.say("socket", text=text)
 
+        memory.keep_little()
         supervisor = Supervisor(Registry(), make, _beside(log, lambda: supervisor.state()))
         supervisor.subscribe(_Story(log).hear)
         desk = Desk(supervisor, ends.set, lambda: metrics.text(supervisor.state))
@@ -83,12 +88,21 @@ def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[E
             for directory in add:
                 supervisor.add(directory)
             s.start()
-            ends.wait()
+            _rest(ends)
             log.say("stopping")
             if not supervisor.stop():
                 log.say("stopped", level="warning", text="a workspace did not end in time; it is as after a kill")
                 _leave(s, log)
         log.say("stopped")
+
+
+def _rest(ends: _End) -> None:
+    """Waits for the end. What work has left free goes back to the system meanwhile."""
+    used_s = 0.0
+    while not ends.wait(GIVE_BACK_S):
+        if time.process_time() - used_s >= WORKED_S:
+            memory.give_back()
+            used_s = time.process_time()
 
 
 def _leave(server: Server, log: Log) -> None:
@@ -149,8 +163,11 @@ class _End:
         with contextlib.suppress(OSError):  # it is full, or closed: it was told
             os.write(self._write, b"x")
 
-    def wait(self) -> None:
-        os.read(self._read, 1)
+    def wait(self, longest_s: float) -> bool:
+        """Waits until it was told, or for so long. -> whether it was told."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        return bool(poll.poll(longest_s * 1000))
 
     @contextlib.contextmanager
     def by_signals(self) -> Iterator[None]:
