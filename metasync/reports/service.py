@@ -78,6 +78,7 @@ class WorkspaceState:
     pushed_s, pulled_s, looked_s   when it last pushed or pulled something, and last asked for news; None: not yet
     look_at_s       when it asks for news again
     paused_until_s  None: not paused; infinity: until it is resumed
+    has_broker      whether its broker is connected, and tells of news; None: none was asked yet, or none is set
     """
 
     directory: str
@@ -96,6 +97,7 @@ class WorkspaceState:
     looked_s: float | None = None
     look_at_s: float | None = None
     paused_until_s: float | None = None
+    has_broker: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

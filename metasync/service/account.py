@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from metasync.backends.wrappers.breaker import lasting
 from metasync.events import Event, Phase, Progress, Transferred
 from metasync.local.state_keys import Conflict
 from metasync.reports.service import Activity, Doing, Line, Problem, WorkspaceState
@@ -119,12 +120,18 @@ class Account:
 
     def down(self, reasons: Mapping[str, str]) -> None:
         """The backends that the last operation did without."""
+        reasons = {name: lasting(why).removeprefix(f"{name}: ") for name, why in reasons.items()}
         with self._lock:
             for name, line in self._lines.items():
                 away = reasons.get(name, "")
                 if line.away != away:
                     self._lines[name] = replace(line, away=away, since_s=self._wall() if away else None)
         self.only("backend:", (told.of_backend(name, why, self._wall()) for name, why in reasons.items()))
+
+    def broker(self, has_broker: bool, why: str) -> None:
+        """Whether a broker tells of news now; `why` one is away that is set."""
+        self.update(has_broker=has_broker)
+        self.only("broker", (told.of_broker(why, self._wall()),) if why else ())
 
     def back(self, name: str) -> None:
         """A backend answers."""

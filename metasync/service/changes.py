@@ -20,7 +20,6 @@ from metasync.worktree.hints import Hints
 from metasync.worktree.ignore import Ruling, parse
 from metasync.worktree.ignore_files import load_texts
 from metasync.worktree.index import size_in
-from metasync.worktree.names import IGNORE_NAME
 
 CATCH_UP_S: Final = 5.0  # for the watcher's queue; then everything counts as dirty
 
@@ -40,7 +39,7 @@ class Changes:
         self._sizes = Sizes()
         self._watch: Watching | None = None
         self._rules: Ruling | None = None
-        self._rules_changed = False
+        self._texts: dict[bytes, bytes] = {}  # rule files that they are made of, by directory
         self._sized_changes, self._sized_at = 0, -math.inf
         self.short: Problem | None = None
         self.is_lost = False
@@ -51,7 +50,6 @@ class Changes:
         """What rules ignore makes nothing dirty. What may be a directory or a file, only if they ignore both."""
         path = directory + b"/" + name if directory else name
         with self._lock:
-            self._rules_changed |= name == IGNORE_NAME
             kinds = (False, True) if is_dir is None else (is_dir,)
             if self._rules is not None and name and all(self._rules.ignores(path, kind) for kind in kinds):
                 return
@@ -112,16 +110,14 @@ class Changes:
             self.everything()
 
     def follow_rules(self, db: State) -> None:
-        """Watches by the rule files as they are now, if one has changed."""
-        with self._lock:
-            changed, self._rules_changed = self._rules_changed, False
-        if changed:
+        """Watches by the rule files that the last walk found, if they are others. One may come with its directory."""
+        if load_texts(db) != self._texts:
             self._read_rules(db)
             if self._watch is not None:
                 self._watch.renew()
 
     def _read_rules(self, db: State) -> None:
-        texts = load_texts(db)
+        texts = self._texts = load_texts(db)
         rules = Ruling({directory: parse(text) for directory, text in texts.items()}) if texts else None
         with self._lock:
             self._rules = rules

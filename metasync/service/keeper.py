@@ -132,8 +132,10 @@ class Keeper:
             self._hearing.hint(self._clock(), by)
             self._wakes.notify_all()
 
-    def covered(self, by: Teller, is_so: bool) -> None:
-        """A broker or a watch tells of news by itself from now on, or does so no more."""
+    def covered(self, by: Teller, is_so: bool, why: str = "") -> None:
+        """A broker or a watch tells of news by itself from now on, or does so no more: `why`, for the user."""
+        if by == "broker":
+            self._account.broker(is_so, why)
         with self._wakes:
             self._hearing.covered(self._clock(), by, is_so)
             self._wakes.notify_all()

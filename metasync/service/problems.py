@@ -95,6 +95,12 @@ def of_backend(name: str, reason: str, now_s: float) -> Problem:
     return Problem(f"backend:{name}", kind, f"the backend {name} is away: {reason}", step, now_s)
 
 
+def of_broker(why: str, now_s: float) -> Problem:
+    """A broker that does not tell of news. It stops nothing, and is told by `status` alone."""
+    step = "Nothing, if it is back soon: backends are asked for news meanwhile."
+    return Problem("broker", "other", f"the broker is away: {why}", step, now_s)
+
+
 def of_watches(needed: int, limit: int, now_s: float) -> Problem:
     """Too few watches for all directories of the folder."""
     wanted = max(2 * needed, 2 * limit, 1 << 19)

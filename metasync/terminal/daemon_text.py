@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from metasync.terminal.style import alarm, styled
 from metasync.terminal.text import count, sentence, since, size
 
 if TYPE_CHECKING:
     from metasync.reports.service import Activity, DaemonState, Problem, WorkspaceState
+
+
+_OF_FILES: Final = frozenset({"conflict", "unplaced"})  # kinds of problems whose texts begin with a file's name
 
 
 def _at(seconds: float, now_s: float) -> str:
@@ -22,7 +25,8 @@ def status(s: DaemonState, now_s: float) -> list[str]:
     if not s.workspaces:
         return [*lines, "It keeps no workspace in step.", "Next: metasync daemon add DIR"]
     for w in s.workspaces:
-        lines += ["", f"{w.name}  {w.directory}", *(f"  {line}" for line in workspace(w, now_s))]
+        told = ["Its broker tells it of news."] if w.has_broker else []
+        lines += ["", f"{w.name}  {w.directory}", *(f"  {line}" for line in (*workspace(w, now_s), *told))]
     return lines
 
 
@@ -73,5 +77,6 @@ def _activity(a: Activity | None) -> str:
 
 def _problem(p: Problem, now_s: float) -> list[str]:
     text = p.text if p.text.endswith("...") else p.text.rstrip(".")  # of names left out, or the end of a sentence
-    head = f"{sentence(text)}, since {_at(p.since_s, now_s)}."
+    said = text if p.kind in _OF_FILES else sentence(text)
+    head = f"{said}, since {_at(p.since_s, now_s)}."
     return [alarm(head) if p.blocks else head, *([f"Next: {p.next_step.rstrip('.')}"] if p.next_step else [])]

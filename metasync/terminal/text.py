@@ -31,8 +31,9 @@ def text(path: bytes) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital at its beginning, unless that is a command."""
-    return text if text.startswith("metasync ") else text[:1].upper() + text[1:]
+    """With a capital at its beginning, unless that is a command, or a name that the rest is said of (`nas: ...`)."""
+    is_name = text.partition(" ")[0].endswith(":")
+    return text if is_name or text.startswith("metasync ") else text[:1].upper() + text[1:]
 
 
 def size(n: int) -> str:

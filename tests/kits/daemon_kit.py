@@ -79,8 +79,8 @@ class FakeKeeper:
     def hint(self) -> None:
         self.asked.append("hint")
 
-    def covered(self, by: str, is_so: bool) -> None:
-        self.asked.append((by, is_so))
+    def covered(self, by: str, is_so: bool, why: str = "") -> None:
+        self.asked.append((by, is_so, why))
 
     def pause(self, until_s: float | None) -> None:
         self.asked.append(("pause", until_s))

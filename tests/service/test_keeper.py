@@ -25,6 +25,7 @@ from metasync.reports.service import WorkspaceState
 from metasync.service import keeper as room
 from metasync.service import quiet
 from metasync.service.keeper import Keeper
+from metasync.service.telling.due import due
 from metasync.session import peek
 from metasync.session.peek import Watchable
 from metasync.workspace import Workspace
@@ -223,6 +224,19 @@ def test_where_a_broker_tells_of_news_the_backends_are_hardly_asked(lab: Lab, st
     assert lab.requests() - before <= 24 * 10
 
 
+def test_a_broker_that_is_away_is_told_and_blocks_nothing(stage: Stage) -> None:
+    assert stage.state.has_broker is None
+    stage.keeper.covered("broker", False, "host:5672: refused")
+    stage.go_on(1.0)
+    [problem] = stage.state.problems
+    assert (problem.key, problem.text, problem.blocks) == ("broker", "the broker is away: host:5672: refused", False)
+    assert (stage.state.has_broker, stage.state.doing) == (False, "in step")
+    assert due(stage.state.problems, {}, problem.since_s + 1e6).notices == (), "it costs nothing, and waits for nobody"
+    stage.keeper.covered("broker", True)
+    stage.go_on(1.0)
+    assert (stage.state.has_broker, stage.state.problems) == (True, ())
+
+
 def test_a_broker_that_is_lost_has_the_backends_asked_again(
     w: Workspace, stage: Stage, other: Workspace, lab: Lab
 ) -> None:
@@ -322,6 +336,8 @@ def test_one_backend_away_is_told_and_passes(lab: Lab, w: Workspace, stage: Stag
             break
     assert "backend" in stage.kinds
     assert not any(p.blocks for p in stage.state.problems)
+    [told] = stage.state.problems
+    assert "cannot " not in told.text and "left alone" not in told.text
     lab.faults["one"].down = False
     stage.go_on(300.0)
     assert stage.kinds == [], "it was its turn to be asked"
@@ -656,6 +672,30 @@ def test_rules_that_change_are_followed(w: Workspace, stage: Stage) -> None:
     write(w.directory, {"x/more": b"again"})
     stage.settle()
     assert version(w) == before + 2
+
+
+def test_rules_that_come_with_their_directory_are_followed(w: Workspace, stage: Stage) -> None:
+    write(w.directory.parent, {"away/.metasyncignore": b"*.o\n", "away/a": b"a"})
+    (w.directory.parent / "away").rename(w.directory / "came")
+    stage.settle()
+    stage.keeper._changes.catch_up()  # what is watched now has been heard of, and everything looked at
+    stage.settle()
+    write(w.directory, {"came/z.o": b"ignored"})
+    stage.keeper._changes.catch_up()
+    assert len(stage.keeper._changes) == 0
+
+
+def test_rules_that_went_with_their_directory_hold_for_none_of_its_name(w: Workspace, stage: Stage) -> None:
+    write(w.directory, {"x/.metasyncignore": b"*.o\n"})
+    stage.settle()
+    (w.directory / "x").rename(w.directory.parent / "away")
+    stage.settle()
+    (w.directory / "x").mkdir()
+    stage.settle()
+    before = version(w)
+    write(w.directory, {"x/z.o": b"a file like any other"})
+    stage.settle()
+    assert version(w) == before + 1
 
 
 ALLOWED = {".metasyncignore": b"*\n!*/\n!*.txt\n!.metasyncignore\n", "deep/in/a.txt": b"a", "sub/b.txt": b"b"}

@@ -115,6 +115,9 @@ def test_the_keeper_knows_whether_a_broker_tells_of_news(broker: Broker, two: tu
     wait_for(lambda: broker.tries >= tries + 4, "tries to connect")
     for device in two:
         assert covered(device)[-1] is False
+        whys = [asked[2] for asked in device.keeper.asked if isinstance(asked, tuple) and asked[0] == "broker"]
+        assert whys[0] == ""
+        assert whys[-1] == f"{broker_of(URL).where}: away"
     broker.is_up = True
     wait_for(lambda: all(covered(device)[-1] for device in two), "the lines")
 

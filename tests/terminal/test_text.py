@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from metasync.reports.service import DaemonState, Problem, WorkspaceState
+from metasync.terminal import daemon_text
 from metasync.terminal.text import sentence
 
 
@@ -19,3 +21,17 @@ from metasync.terminal.text import sentence
 )
 def test_a_sentence_has_a_capital_and_a_command_has_none(text: str, printed: str) -> None:
     assert sentence(text) == printed
+
+
+def test_names_are_spelled_as_they_are() -> None:
+    assert sentence("nas: the folder is not there") == "nas: the folder is not there"
+    for kind, text in (("conflict", "my file: changed here and elsewhere"), ("unplaced", "big one.bin: no room")):
+        problem = Problem("key", kind, text, "", 0.0)  # type: ignore[arg-type]
+        state = WorkspaceState("/w", "w", "in step", 0.0, problems=(problem,))
+        assert daemon_text.workspace(state, 0.0)[1].startswith(text)
+
+
+def test_the_daemon_says_that_a_broker_tells_it_of_news() -> None:
+    for has_broker, lines in ((None, 0), (False, 0), (True, 1)):
+        state = DaemonState(1, "1", 0.0, (WorkspaceState("/w", "w", "in step", 0.0, has_broker=has_broker),))
+        assert daemon_text.status(state, 0.0).count("  Its broker tells it of news.") == lines

@@ -21,6 +21,7 @@ whose runtime asks by `look` whether the backend hangs; or the caller itself. At
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -45,7 +46,20 @@ PATIENCE_SHORT_S: Final = 1.5  # for a backend that hung a moment ago, until it 
 PATIENCE_MAX_S: Final = 60.0  # however late an answer came
 UNDER_WAY_BYTES_MAX: Final = 4 << 20  # of one get, as far as others wait for it: its bound may be far above its size
 
+_LEFT_ALONE: Final = "; since "  # what follows says for how long it was left alone when it was asked
+_NOT_ASKED: Final = "the backend is not asked: "
+_ASKED: Final = re.compile(r"cannot [a-z]+ \S+: ")  # what the call was about: a name made of a hash
+
 State = Literal["closed", "open", "half-open"]
+
+
+def lasting(message: str) -> str:
+    """What an error's text says of the backend that holds later as well: not the call, nor the seconds of a wait."""
+    message = _ASKED.sub("", message)
+    if _NOT_ASKED in message:
+        message = message.replace(_NOT_ASKED, "")
+        message = message.rpartition(_LEFT_ALONE)[0] or message
+    return message
 
 
 class Circuit:
@@ -71,7 +85,7 @@ class Circuit:
             return None
         if self.state == "closed":
             return None
-        text = f"{self.why}; since {now - self._since:.0f} s it is left alone"
+        text = f"{self.why}{_LEFT_ALONE}{now - self._since:.0f} s it is left alone"
         return f"{text}, for {self._until - now:.0f} s more" if self.state == "open" else f"{text} but for one trial"
 
     def patience_s(self, call: Call, under_way_bytes: int) -> float:
@@ -214,7 +228,7 @@ class Breaker(Wrapper):
                 self._circuit.dropped(now)
             if why is not None:
                 raise UnreachableError(
-                    f"cannot {call.kind} {call.path}: the backend is not asked: {why}",
+                    f"cannot {call.kind} {call.path}: {_NOT_ASKED}{why}",
                     next_step="Check the backend and the network; it is asked again by itself.",
                     retryable=False,
                 )

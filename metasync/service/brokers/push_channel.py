@@ -122,7 +122,7 @@ class PushChannel:
         hints = _Hints(keeper.hint, ends)
         pause_s, topic, was_away = RETRY_S[0], "", False
         while not ends.is_set():
-            began = time.monotonic()
+            began, why = time.monotonic(), ""
             try:
                 topic = topic or keeper.call(topic_of)
                 link = connect(url, topic, lambda data: self._heard(data, hints))
@@ -132,9 +132,9 @@ class PushChannel:
                 was_away = was_away and time.monotonic() - began < STEADY_S  # each outage is told, a flutter once
                 if not was_away and not ends.is_set():
                     self._say("broker away", level="warning", broker=url.where, why=e.message)
-                was_away = True
+                was_away, why = True, f"{url.where}: {e.message}"
             finally:
-                keeper.covered("broker", False)
+                keeper.covered("broker", False, why)
             if time.monotonic() - began >= STEADY_S:
                 pause_s = RETRY_S[0]
             ends.wait(random.uniform(0, pause_s))

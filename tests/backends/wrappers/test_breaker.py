@@ -22,6 +22,7 @@ from metasync.backends.wrappers.breaker import (
     PATIENCE_SHORT_S,
     Breaker,
     Circuit,
+    lasting,
 )
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import ATTEMPT, Call, layers
@@ -35,6 +36,41 @@ SMALL = Call("get", "px/0", 0, 8192)
 PACK = Call("put", "packs/0", 4 << 20)
 
 # --- what is decided
+
+
+@pytest.mark.parametrize(
+    ("message", "lasts"),
+    [
+        ("the folder /a is not there", "the folder /a is not there"),
+        ("cannot get t-0123/ab: no answer for 5.0 s", "no answer for 5.0 s"),
+        (
+            "cannot get p: the backend is not asked: cannot get x: refused; since 20 s it is left alone, for 6 s more",
+            "refused",
+        ),
+        (
+            "cannot stat a: the backend is not asked: it is old; since 1 s it is left alone but for one trial",
+            "it is old",
+        ),
+        (
+            "cannot put a: the backend is not asked: 9 calls before it have not come back",
+            "9 calls before it have not come back",
+        ),
+        ("it says; since noon", "it says; since noon"),
+    ],
+)
+def test_what_lasts_of_an_error_names_no_object_and_no_seconds(message: str, lasts: str) -> None:
+    assert lasting(message) == lasts
+
+
+def test_what_a_breaker_says_while_it_asks_nobody_is_understood() -> None:
+    circuit = Circuit()
+    for _ in range(FAILURES_MAX):
+        circuit.unreachable(0.0, "cannot get a/b: refused")
+    is_open = circuit.admit(0.0)
+    assert circuit.admit(1000.0) is None
+    for why in (is_open, circuit.admit(1000.0)):
+        assert why is not None
+        assert lasting(f"cannot get c/d: the backend is not asked: {why}") == "refused"
 
 
 def test_failures_in_a_row_open_it() -> None:
