@@ -83,6 +83,7 @@ def looks(group: Group, known: State) -> Any:
     return known
 
 
+@pytest.mark.few(1)
 @SIZES
 def test_a_rollback_that_another_device_carries_the_proof_of_is_found(n: int, f: int) -> None:
     """b was put back to before the newest version was begun. Who reads it for the first time remembers nothing, and

@@ -311,6 +311,7 @@ def _in_json(number: int, place: tuple[Any, ...], to: Any) -> Edit:
     return edit
 
 
+@pytest.mark.few(1)
 def test_no_answer_gets_past_the_contract(account: Account) -> None:
     """The attacker sends what a provider's library cannot read, such as JSON so deep that reading it ends the stack."""
     backends = {name: account.made(name, is_warm=True) for name in calls_of(account)}
@@ -331,6 +332,7 @@ def test_odd_things_that_got_past_the_contract_once(account: Account) -> None:
             account.ends_by_the_contract(name, edit, is_warm=True)
 
 
+@pytest.mark.few(1)
 def test_a_list_that_says_less_than_it_should(account: Account) -> None:
     """What it lacks is no word on what is there: neither "empty", nor "not there", nor "gone"."""
     for cloud, name, number, place, values in LESS:

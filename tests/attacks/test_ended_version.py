@@ -311,6 +311,7 @@ def files(w: Workspace) -> dict[str, bytes]:
     return {path.decode(): node.data for path, node in tree_of(w.directory).items() if node.kind == "file"}
 
 
+@pytest.mark.few(1)
 @WAYS
 def test_recover_with_revoke_goes_past_it_and_shuts_the_device_out(lab: Lab, how: str) -> None:
     """`push` and `device revoke` say the way; after `recover --revoke` all others go on, the files are all there, and
@@ -371,6 +372,7 @@ def wide(lab: Lab) -> tuple[Workspace, Workspace, Workspace]:
     return first, others[0], others[1]
 
 
+@pytest.mark.few(1)
 @WAYS
 def test_a_change_of_the_backends_waits_for_a_version_that_can_be_closed(lab: Lab, how: str) -> None:
     """One backend is ended in a version, which stops nobody. But a change that takes the vote from another is closed on
@@ -394,6 +396,7 @@ def _saw_nothing(*_: object) -> Task:
     yield
 
 
+@pytest.mark.few(1)
 @WAYS
 def test_a_change_that_can_never_be_closed_is_named_and_has_a_way_past(
     lab: Lab, how: str, monkeypatch: pytest.MonkeyPatch
@@ -438,6 +441,7 @@ def test_the_device_knows_no_name_of_the_new_era(lab: Lab) -> None:
     assert laptop.push().version
 
 
+@pytest.mark.long
 def test_without_revoke_everything_but_the_version_is_as_it_was(lab: Lab) -> None:
     """`recover` alone goes past it: the same backends, copies, devices and keys. It can be done a second time."""
     laptop, phone = devices(lab, "phone")
@@ -488,6 +492,7 @@ def test_what_comes_after_works_as_ever(lab: Lab) -> None:
     assert laptop.check(read_data=True).lost == ()
 
 
+@pytest.mark.long
 def test_a_device_that_slept_over_it_and_new_keys_follows(lab: Lab) -> None:
     laptop, phone, desktop = devices(lab, "phone", "desktop")
     write(desktop.directory, {"slept": b"over two changes of keys"})
@@ -528,6 +533,7 @@ def test_lost_backends_and_an_ended_version_at_once(lab: Lab) -> None:
     assert laptop.push().version
 
 
+@pytest.mark.long
 def test_a_backend_that_only_holds_data_is_not_taken_for_lost(lab: Lab) -> None:
     """What lies there alone would leave the index, if the restart went on while it does not answer."""
     laptop = lab.init([*lab.urls("a", "b", "c"), lab.url("d", role="storage")], replicas=1)
@@ -545,6 +551,7 @@ def test_a_backend_that_only_holds_data_is_not_taken_for_lost(lab: Lab) -> None:
     assert laptop.check(read_data=True).lost == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_what_only_looks_like_a_record_excludes_nobody(lab: Lab, epoch: int) -> None:
     """The clear header of garbage says that it is the record of an era, under keys whose ring is not for a device that

@@ -57,6 +57,7 @@ def list_in_a_pack_of_its_own(
         return agree(m, refs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("most", [duplicates.READ_BYTES_MAX, 0])
 def test_a_collection_deletes_no_object_because_another_pack_is_said_to_have_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, most: int
@@ -80,6 +81,7 @@ def test_a_collection_deletes_no_object_because_another_pack_is_said_to_have_it(
     assert b"".join(parts) == photo
 
 
+@pytest.mark.long
 def test_what_two_packs_have_goes_from_one_of_them(lab: Lab) -> None:
     urls = lab.urls("a", "b", "c")
     one, same = lab.init(urls), os.urandom(40_000)
@@ -174,6 +176,7 @@ def test_check_says_which_pack_does_not_hold_what_who_listed_in_it(lab: Lab) -> 
     assert [u.version for u in victim.check(read_data=True).untrue] == [LIED]
 
 
+@pytest.mark.long
 def test_repair_takes_the_untrue_rows_out_and_reads_the_true_bytes_elsewhere(lab: Lab) -> None:
     victim, _, photo = photo_and_liar(lab)
     report = victim.check(read_data=True, repair=True)
@@ -198,6 +201,7 @@ def lose_true_packs(lab: Lab, w: Workspace, object_id: bytes) -> None:
             path.unlink()
 
 
+@pytest.mark.long
 def test_where_only_the_untrue_row_is_left_the_folder_gives_the_bytes(lab: Lab) -> None:
     victim, mallory, photo = photo_and_liar(lab)
     with victim._session("look") as s:
@@ -241,6 +245,7 @@ def test_ids_that_no_version_needs_are_no_loss(lab: Lab) -> None:
     assert is_sound(victim)
 
 
+@pytest.mark.long
 def test_rows_in_the_pack_of_another_cost_it_none_of_its_objects(lab: Lab) -> None:
     """The pack leaves the index with the row, and all that does lie in it is stored anew first."""
     victim, urls = lab.init(lab.urls("a", "b", "c")), lab.urls("a", "b", "c")
@@ -300,6 +305,7 @@ def test_a_pack_of_which_the_rest_cannot_be_stored_anew_stays(lab: Lab, monkeypa
     assert tree_of(lab.clone(urls, device="fresh").directory) == tree_of(victim.directory)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["directory", "snapshot"])
 def test_directories_and_versions_are_looked_for_too(lab: Lab, what: str) -> None:
     victim, urls = lab.init(lab.urls("a", "b", "c")), lab.urls("a", "b", "c")
@@ -363,6 +369,7 @@ def test_what_is_no_delta_at_all_is_found(lab: Lab) -> None:
     assert found.paths == (b"photo",)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("together", [1, 4096])
 def test_true_deltas_are_true_wherever_their_bases_lie(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, together: int

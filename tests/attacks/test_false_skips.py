@@ -54,6 +54,7 @@ def passed_over(p: Place, chain: list[State], why: str) -> None:
     p.world.down = set()
 
 
+@pytest.mark.few(1)
 @SIZES
 def test_a_false_skip_stops_no_later_version(n: int, f: int) -> None:
     """A device proposes version 6, whose `skip` names no state there is. Version 8 needs it to find state 0."""
@@ -74,6 +75,7 @@ def test_a_skip_that_names_no_state_is_void(v: int, forms: dict[str, Form] | Non
     passed_over(p, chain, "its skip names another state")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("v", [4, 8, 16])
 def test_a_skip_onto_another_history_is_void(v: int) -> None:
     """The lying device makes up a history of right numbers, from the second version on, and shows its states."""
@@ -91,6 +93,7 @@ def test_a_skip_onto_another_history_is_void(v: int) -> None:
     passed_over(p, chain, "that its base does not lead back to")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("forms", [None, BLOCKS])
 @pytest.mark.parametrize("v", [4, 8])
 def test_a_value_that_shows_no_way_or_too_much_is_void(v: int, forms: dict[str, Form] | None) -> None:

@@ -33,6 +33,7 @@ def pair(lab: Lab) -> tuple[Workspace, Workspace]:
     return victim, lab.clone(urls, device="mallory")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1 << 48, 1 << 60, (1 << 64) - 1])
 def test_a_file_larger_than_the_disk_blocks_nothing(pair: tuple[Workspace, Workspace], lab: Lab, size: int) -> None:
     """A version holds a file that claims more bytes than any disk has. All else comes; the file is told, and waits."""
@@ -128,6 +129,7 @@ def test_files_that_wait_for_room_come_when_there_is_some(
     assert victim.push().version is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["edit", "delete", "delete all", "copy"])
 def test_what_the_user_does_to_an_older_file_whose_newer_one_waits(
     pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch, what: str
@@ -269,6 +271,7 @@ def clear(directory: Path, name: bytes) -> None:
     os.close(above)
 
 
+@pytest.mark.long
 def test_few_directories_that_say_very_many_paths_are_refused(
     pair: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

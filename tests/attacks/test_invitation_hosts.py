@@ -117,6 +117,7 @@ def test_a_server_that_the_user_names_is_agreed_to_and_no_other(lab: Lab, trap: 
     assert trap.heard
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("typed", "code", "sent"), [("", 2, False), ("y", 5, True)])
 def test_a_terminal_asks(lab: Lab, trap: Trap, typed: str, code: int, sent: bool) -> None:
     words = ("clone", "tablet", "--invite", trap.code("webdav"))

@@ -91,6 +91,7 @@ def _told(device: Workspace, operation: Callable[[], object]) -> list[str]:
     return told
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("pushes", [0, 1, 5])
 @pytest.mark.parametrize("way", [_empty, _tombstones])
 def test_who_left_packs_out_is_named_by_all_that_miss_them(
@@ -164,6 +165,7 @@ def _whole(device: Workspace, at: tuple[int, ...] = (1, 2, 3)) -> bool:
     return [device.read(b"f", str(v)) for v in at] == [OLD[v - 1] for v in at]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pushes", [0, 5])
 @pytest.mark.parametrize("way", [_empty, _tombstones])
 def test_a_repair_puts_back_what_an_index_left_out(
@@ -187,6 +189,7 @@ def test_a_repair_puts_back_what_an_index_left_out(
     assert third.check(repair=True).repaired is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [_empty, _tombstones])
 def test_a_new_device_puts_it_back_itself(victim: Workspace, lab: Lab, way: Callable[[Insider], int]) -> None:
     """A clone stopped, since the newest tree is in no pack that is named: a repair there has no older index at hand."""
@@ -202,6 +205,7 @@ def test_a_new_device_puts_it_back_itself(victim: Workspace, lab: Lab, way: Call
     assert _whole(victim)
 
 
+@pytest.mark.long
 def test_what_a_false_fence_let_go_is_stored_anew(victim: Workspace, lab: Lab) -> None:
     """The version that leaves packs out also fences them, so that anybody may delete them at any time: they are not
     named again, what is needed of them is read and stored anew, and stays when they are deleted."""
@@ -278,6 +282,7 @@ def test_what_one_copy_is_left_of_gets_its_other_again(kept: Workspace, lab: Lab
     assert _whole(kept)
 
 
+@pytest.mark.long
 def test_what_a_backend_that_is_away_may_hold_is_not_given_up(lab: Lab) -> None:
     """Packs have one copy each, and a backend is away: what the others hold is named, the rest with the next run."""
     urls = lab.urls("a", "b", "c")
@@ -349,6 +354,7 @@ def test_a_collection_that_is_faster_is_looked_at_again(
     )
 
 
+@pytest.mark.long
 def test_a_large_file_of_which_a_part_is_gone_is_not_said_to_be_there(lab: Lab) -> None:
     """Of a file in chunks one was in a pack that is gone. Its list of chunks is not named, or a push of the same file
     would take it for stored."""
@@ -444,6 +450,7 @@ def test_a_row_that_is_not_true_does_not_come_back(kept: Workspace, lab: Lab) ->
     assert _whole(kept, (2, 3))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_a_skip_carries_the_packs_of_the_last_good_index(victim: Workspace, lab: Lab, *, is_fenced: bool) -> None:
     """A clone that stopped at the version skips it: what that left out is in the index again, and no collection of

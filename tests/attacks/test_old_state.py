@@ -36,6 +36,7 @@ def revoked_and_rolled_back(lab: Lab) -> tuple[str, str]:
     return s.fingerprint, words
 
 
+@pytest.mark.long
 def test_the_fingerprint_in_words_finds_a_rollback_out(lab: Lab) -> None:
     """Whoever compares the words, or gives them to `clone`, does not share with the device that was revoked."""
     fingerprint, words = revoked_and_rolled_back(lab)

@@ -55,6 +55,7 @@ def invented(p: Place, base: State, length: int, before: list[State] | None = No
     return chain[first:]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "f", "on"), [(3, 0, 1), (4, 1, 2), (3, 0, 3), (4, 1, 4)])
 def test_an_entry_on_a_state_that_never_was_stops_nobody(n: int, f: int, on: int) -> None:
     """A device signs the first entry of the next version on a state of its own making, on one backend or on all."""

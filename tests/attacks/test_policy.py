@@ -178,6 +178,7 @@ _NAMES = list(ATTACKS)
 GROUPS = [tuple(_NAMES[at : at + 6]) for at in range(0, len(_NAMES), 6)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 def test_what_one_device_proposes_against_the_policy_has_no_effect(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
@@ -227,6 +228,7 @@ def test_who_proposed_what_counts_for_nobody_is_named(lab: Lab, monkeypatch: pyt
     assert not told
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keys_too", [False, True])
 def test_an_older_policy_is_not_taken_for_a_newer_one(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, keys_too: bool

@@ -197,6 +197,7 @@ def test_a_vote_without_the_root_that_its_state_names_is_none(
     assert victim.check().problems == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lie", [_cut, _too_large])
 def test_a_push_goes_past_votes_that_are_none(
     pair: tuple[Workspace, Workspace], lab: Lab, lie: Callable[[Vote], None]

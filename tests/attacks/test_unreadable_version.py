@@ -235,6 +235,7 @@ LISTS: dict[str, Callable[[Insider], Ref]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", LISTS)
 def test_a_list_of_what_is_kept_that_cannot_be_read_stops_nobody_for_good(
     pair: tuple[Workspace, Workspace], lab: Lab, what: str
@@ -281,6 +282,7 @@ def test_a_list_of_what_is_kept_that_cannot_be_read_stops_nobody_for_good(
         victim.skip(bad, PASSPHRASE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("last", [5, 6, 9, 1 << 60])
 def test_no_list_drops_what_is_pushed_later(lab: Lab, last: int) -> None:
     """A device says in version 4 that versions to come are no longer kept: up to one that comes soon, or never. Nothing

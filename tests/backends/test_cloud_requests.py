@@ -81,6 +81,7 @@ def told(log: list[Exchange]) -> str:
     return "\n".join(f"{e.request.method} {e.request.path[-60:]} {e.status}" for e in log)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cloud", [one for one in CLOUDS if one.name in ALONE], ids=lambda cloud: cloud.name)
 def test_a_cloud_alone(lab: Lab, cloud: Cloud, standin: Any) -> None:
     for what, log in commands(lab, standin, [f"{cloud.name}:/notes?name={cloud.name}"]).items():

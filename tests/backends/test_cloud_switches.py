@@ -192,6 +192,7 @@ def test_bodies_that_are_cut(filled: Backend, standin: Standin, switch: str) -> 
         assert after_a_hang_up(filled, lambda: names(filled)) == ["a", "b", "c"]
 
 
+@pytest.mark.few(1)
 @tries("drip_s", "latency_s")
 def test_slow_bodies_and_answers(filled: Backend, standin: Standin) -> None:
     standin.switches.drip_s = 1e-6

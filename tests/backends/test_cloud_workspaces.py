@@ -51,6 +51,7 @@ def state_of(w: Workspace, cloud: Cloud) -> str:
     return {b.name: b.state for b in w.backends()}[cloud.name]
 
 
+@pytest.mark.few(1)
 def test_two_devices(lab: Lab, cloud: Cloud, w: Workspace, urls: list[str], standin: Any) -> None:
     assert cloud.packs(standin)
     told = {b.name: b for b in w.backends()}[cloud.name]
@@ -66,6 +67,7 @@ def test_two_devices(lab: Lab, cloud: Cloud, w: Workspace, urls: list[str], stan
     assert checked.by_digest > 0, "a pack notes the digest that the provider tells of it"
 
 
+@pytest.mark.few(1)
 def test_a_scrub_goes_by_the_feed(cloud: Cloud, w: Workspace, standin: Any) -> None:
     w.scrub()
     assert {b.backend: b.how for b in w.scrub().backends}[cloud.name] == "changes"
@@ -78,6 +80,7 @@ def test_a_scrub_goes_by_the_feed(cloud: Cloud, w: Workspace, standin: Any) -> N
     assert pack in cloud.files(standin)
 
 
+@pytest.mark.few(1)
 def test_an_outage(lab: Lab, w: Workspace, urls: list[str], standin: Any) -> None:
     standin.is_away = True
     w = lab.reopen(w)
@@ -92,6 +95,7 @@ def test_an_outage(lab: Lab, w: Workspace, urls: list[str], standin: Any) -> Non
     assert w.check().lost == ()
 
 
+@pytest.mark.few(1)
 def test_throttling(lab: Lab, cloud: Cloud, w: Workspace, standin: Any) -> None:
     """An account that asks for fewer requests is left alone, and the push goes on with the others."""
     standin.switches.refused = [(429, "600")] * 99
@@ -103,6 +107,7 @@ def test_throttling(lab: Lab, cloud: Cloud, w: Workspace, standin: Any) -> None:
     assert "fewer requests" in state_of(w, cloud)
 
 
+@pytest.mark.few(1)
 def test_a_token_that_ends_in_the_middle(cloud: Cloud, w: Workspace, standin: Any) -> None:
     standin.switches.ended.add(standin.token)
     grow(w, 9)
@@ -112,6 +117,7 @@ def test_a_token_that_ends_in_the_middle(cloud: Cloud, w: Workspace, standin: An
     assert w.check().problems == ()
 
 
+@pytest.mark.few(1)
 def test_a_login_that_was_revoked_is_one_store_away(lab: Lab, cloud: Cloud, w: Workspace, standin: Any) -> None:
     standin.switches.revoked |= {standin.token, standin.refresh}
     w = lab.reopen(w)
@@ -129,6 +135,7 @@ def broken(standin: Any) -> None:
     standin.switches.refused = [(503, None)] * 500
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [full, broken], ids=lambda fault: fault.__name__)
 def test_the_others_go_on_without_it(lab: Lab, w: Workspace, standin: Any, fault: Callable[[Any], None]) -> None:
     fault(standin)
@@ -142,6 +149,7 @@ def test_the_others_go_on_without_it(lab: Lab, w: Workspace, standin: Any, fault
     assert w.check().lost == ()
 
 
+@pytest.mark.few(1)
 def test_lost_answers_are_found_out(w: Workspace, standin: Any) -> None:
     """What was stored although nobody heard of it: packs, heads and log entries too."""
     for seed in range(20, 22):

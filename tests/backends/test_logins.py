@@ -460,6 +460,7 @@ def _two_processes(standin: Standin, times: int, kill_every: int) -> None:
         assert len(standin.refresh) == 1, "a refresh token was forked"
 
 
+@pytest.mark.few(1)
 def test_two_processes_renew_one_login(standin: Standin) -> None:
     if standin.provider.name in ("dropbox", "gdrive"):
         pytest.skip("the other two are as hard or harder")

@@ -32,6 +32,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
+@pytest.mark.long
 def test_a_generated_tree_is_always_the_same(work: Path, tmp_path: Path) -> None:
     (one,), (two,) = (workloads.ready(["paper"], place, "generated") for place in (work / "loads", tmp_path))
     assert one.digest == two.digest

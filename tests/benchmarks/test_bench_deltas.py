@@ -15,6 +15,7 @@ def no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METASYNC_KEYRING", "off")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["append", "document", "sqlite"])
 def test_a_part_tells_a_figure_below_its_bar(tmp_path: Path, part: str) -> None:
     scale = {"append": 0.05, "document": 0.02, "sqlite": 0.005}[part]

@@ -81,6 +81,7 @@ def test_hostile_paths_touch_nothing(work: Workspace, tmp_path_factory: pytest.T
     assert set(load_rows(work.db)) == {b"ok"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("way", ["symlink", "moved"])
 def test_a_parent_that_is_swapped_leads_nowhere(tmp_path: Path, way: str, dies: bool) -> None:

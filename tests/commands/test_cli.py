@@ -281,6 +281,7 @@ interrupt.end = lambda code: (press(), end(code))
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", [WHILE_LOADED, IN_COMPILED_TEXT, WHILE_TOLD], ids=["loaded", "compiled", "told"])
 def test_130_wherever_the_signal_comes(ready: Lab, where: str) -> None:
     ran = interrupted_at(where, "push", "--json", lab=ready)
@@ -531,6 +532,7 @@ def test_odd_names_in_errors_and_notices(ready: Lab, monkeypatch: pytest.MonkeyP
     assert b"not in a MetaSync workspace" in done.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("message", ["", "two\nlines", "\x1b[31mred\x07", "\u00e4\U0001f600", "x" * 5000, "'; drop"])
 def test_messages(ready: Lab, message: str) -> None:
     write(ready.root / "laptop", {"x": message.encode() + b"!"})
@@ -606,6 +608,7 @@ def test_backends_are_listed_and_linked(ready: Lab) -> None:
     assert "backend link" not in ready.cli("backend", "list", cwd="desktop").out
 
 
+@pytest.mark.long
 def test_backend_check_in_json_outside_a_workspace(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("METASYNC_PASSPHRASE")
     monkeypatch.setattr(contract, "QUICK", replace(contract.QUICK, kills=1))

@@ -87,6 +87,7 @@ UNUSED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_a_push_or_pull_of_nothing_loads_no_more_than_it_uses(lab: Lab, command: str) -> None:
     write(lab.init(lab.urls("a", "b", "c")).directory, {"a": b"a"})

@@ -24,6 +24,7 @@ FILES = sorted(FOLDER.glob("*.txt"))
 EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 7}  # 130 needs a signal: see test_cli
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_transcript(lab: Lab, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
@@ -72,6 +73,7 @@ def test_every_command_has_a_schema_and_each_is_as_the_types_say(monkeypatch: py
     assert json_schemas.main() == 0, "run: python tests/kits/json_schemas.py"
 
 
+@pytest.mark.long
 def test_the_demo_in_json_is_a_document(tmp_path: Path) -> None:
     """It printed nothing at all, not even where --keep had left its folder."""
     shown = run_process("demo", "--json", cwd=tmp_path)

@@ -67,6 +67,7 @@ def test_a_daemon_that_does_not_answer_is_told_and_done_without(lab: Lab, monkey
     assert done.out.endswith("The page has ended.\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_it_prints_the_address_and_ends_with_a_signal(lab: Lab, end: signal.Signals) -> None:
     with lab.init(lab.urls("a", "b")) as w:

@@ -409,6 +409,7 @@ def test_what_was_written_into_another_root_is_not_held_against_the_store(each: 
 # The way back and the way ahead.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("forms", [MIXED, ALL], ids=["mixed", "blocks"])
 def test_a_device_that_was_away_comes_back(forms: dict[str, Form]) -> None:
     p = Place(forms)

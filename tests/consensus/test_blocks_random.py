@@ -107,6 +107,7 @@ def test_mutant_no_read_after_an_accept(monkeypatch: pytest.MonkeyPatch) -> None
     assert caught()
 
 
+@pytest.mark.long
 def test_mutant_no_read_in_the_owners_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockAcceptor, "append", not_after(Kind.DECIDED))
     assert caught()

@@ -154,6 +154,7 @@ def test_more_liars_than_allowed_for_are_too_many() -> None:
     assert caught is not None
 
 
+@pytest.mark.long
 def test_mutant_quorum_for_crashes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """At five acceptors a majority is no Byzantine quorum."""
     init = instance_module.Instance.__init__

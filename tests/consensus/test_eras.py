@@ -106,6 +106,7 @@ class TestRecovery:
         assert room.world.do(room.group(b"x" * 16).get_recent(room.ws.genesis)) == first
         assert first.v == 36
 
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("length", [2, 3, 5, 6, 7])
     def test_versions_after_the_first_one_lead_back_over_its_border(self, length: int) -> None:
         room = Room.made(8, "abc")
@@ -240,6 +241,7 @@ class TestTwoRecords:
 
 
 class TestCutShort:
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("lands", [True, False])
     def test_a_crash_after_every_write_ends_in_one_record(self, lands: bool) -> None:
         """The process dies at its nth write, which lands or not; the next run ends what it began, or begins anew."""

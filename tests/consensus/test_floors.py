@@ -94,6 +94,7 @@ def test_logs_below_the_floor_go_after_the_grace(world: World, ws: Workspace) ->
     assert push(world, group, state, 3).v == 33
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block_form", [False, True], ids=["log", "block"])
 def test_the_first_two_versions_of_a_block_go_first(world: World, block_form: bool) -> None:
     """A deleter is killed after any number of deletions: whoever slept gets past, though one device alone pushed."""
@@ -199,6 +200,7 @@ def test_nothing_is_collected_before_there_is_much(world: World, ws: Workspace) 
     assert not world.do(group.bound_logs(state, Progress(), 1e9))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("behind", [0, 1, 3, 7, 8, 15, 20])
 def test_a_sleeper_gets_past_the_floor(world: World, ws: Workspace, behind: int) -> None:
     group = group_of(ws, 1)
@@ -301,6 +303,7 @@ def test_a_floor_that_no_device_made_stops_nobody(world: World, ws: Workspace) -
         state = push(world, group_of(ws, 3, 1), state, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["log", "block"])
 def test_a_floor_by_a_device_that_joined_late(world: World, form: Form) -> None:
     """It is no device of the versions below the floor; its word is on the newest, which admits it. In block form the

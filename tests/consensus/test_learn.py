@@ -187,6 +187,7 @@ def test_a_sleeper_jumps_to_the_newest(world: World, devices: int, behind: int) 
     assert world.do(sleeper.get_recent(ws.genesis)) == latest
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("behind", "vouched"), [(16, 0), (40, 0), (40, 30), (100, 0)])
 def test_what_one_of_several_devices_agreed_alone_is_read_version_by_version(
     world: World, ws: Workspace, behind: int, vouched: int

@@ -285,6 +285,7 @@ def _outcome_without_promises(self: LogAcceptor, log: Any, kind: Any, rnd: Any, 
 KNOWN_OUTCOME = LogAcceptor._known_outcome
 
 
+@pytest.mark.long
 def test_mutant_round_0_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the look at the base's writer, two processes have different values accepted in one round."""
     monkeypatch.setattr(

@@ -150,6 +150,7 @@ def test_it_is_read_in_one_sitting() -> None:
     assert len(code) <= CODE_LINES_MAX
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_every_version(lab: Lab, run: Run, tmp_path: Path, encrypted: bool) -> None:
     """Each version is restored as it was, the history and the list are told, whichever backend is missing."""
@@ -178,6 +179,7 @@ def test_every_version(lab: Lab, run: Run, tmp_path: Path, encrypted: bool) -> N
         assert restored(run, dest, *stores(lab, *names), "--unproven", code=EITHER) == trees[-1]
 
 
+@pytest.mark.long
 def test_a_history_with_a_gap(lab: Lab, run: Run, tmp_path: Path) -> None:
     """Versions that were dropped are passed over, and told; those before them that have a name can be restored."""
     laptop = lab.init(lab.urls(*ALL))
@@ -236,6 +238,7 @@ def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Pa
     assert old.code == 1 and "was it changed" in old.err
 
 
+@pytest.mark.long
 def test_acceptors_in_block_form(lab: Lab, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stores without an atomic create, and two devices that write in turn."""
     crew = crowd(race(lab, monkeypatch, "block"), 2)
@@ -262,6 +265,7 @@ def test_the_command(lab: Lab, tmp_path: Path) -> None:
     assert tree_of(tmp_path / "restored") == tree_of(lab.root / "laptop")
 
 
+@pytest.mark.long
 def test_a_restart_on_what_is_left(lab: Lab, run: Run, tmp_path: Path) -> None:
     """A new era is followed from the one store that is left, and also where the lost ones came back."""
     laptop = lab.init(lab.urls(*ALL), replicas=3)
@@ -278,6 +282,7 @@ def test_a_restart_on_what_is_left(lab: Lab, run: Run, tmp_path: Path) -> None:
     assert restored(run, tmp_path / "restored", lab.store("a"), *gone) == tree_of(root)
 
 
+@pytest.mark.long
 def test_past_a_version_that_was_ended(lab: Lab, run: Run, tmp_path: Path) -> None:
     """A device ended a version, and was revoked with the restart: the new era has keys of its own, and old logs and
     garbage lie beside it on the same stores."""
@@ -362,6 +367,7 @@ def test_a_folder_that_lost_what_one_device_wrote_and_another_read_there_does_no
     assert f"backend b does not count for version {pushed}: it lacks an entry that was seen there" in done.err
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("without", ["", "a", "b", "c"])
 @pytest.mark.parametrize("case", KEPT.values(), ids=KEPT)
 def test_a_kept_workspace(case: dict[str, Any], without: str, run: Run, tmp_path: Path) -> None:
@@ -394,6 +400,7 @@ def test_a_kept_workspace(case: dict[str, Any], without: str, run: Run, tmp_path
     ]
 
 
+@pytest.mark.long
 def test_damage(lab: Lab, run: Run, tmp_path: Path) -> None:
     """A damaged copy gives way to another one; where there is none the file is named, and all else is restored."""
     laptop = lab.init(lab.urls(*ALL))

@@ -24,6 +24,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git repository")
 def test_a_commit_has_one_wheel_and_one_sdist(capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever builds the commit gets the bytes of the release, wherever and under whatever umask."""

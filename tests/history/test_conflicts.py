@@ -44,6 +44,7 @@ def short(
     return [(os.fsdecode(c.kept), c.reason, *((x.device, x.here, x.version) for x in c.sides)) for c in w.conflicts()]  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_both_sides_are_known_on_every_device(two: tuple[Workspace, Workspace], lab: Lab) -> None:
     w, c = two
     kinds = "a file, a directory or a link on one side is something else on the other"
@@ -119,6 +120,7 @@ def test_names_alone_are_no_conflicts(lab: Lab) -> None:
     assert w.conflicts() == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["deleted", "renamed"])
 def test_resolved_by_hand(two: tuple[Workspace, Workspace], how: str) -> None:
     w, c = two
@@ -191,6 +193,7 @@ def test_a_file(two: tuple[Workspace, Workspace], lab: Lab, keep: str, named: st
         c.resolve("notes.txt", keep)  # type: ignore[arg-type]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["ours", "theirs", "both"])
 def test_a_directory(two: tuple[Workspace, Workspace], keep: str) -> None:
     w, c = two

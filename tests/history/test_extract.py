@@ -135,6 +135,7 @@ def test_places_that_are_none(lab: Lab, past: Workspace) -> None:
 HOSTILE = [b".metasync", b".MetaSync", b"METASY~1", ".met\u200casync".encode(), b".metasync ", b".metasync:stream"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("inside", [b"", b"d/"])
 def test_hostile_names_are_refused(
@@ -160,6 +161,7 @@ def test_hostile_names_are_refused(
     assert not any(b"meta" in p.lower() for p in tree_of(lab.root / "out"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [b"..", b"../up", b"/abs", b"."])
 def test_names_that_lead_out_do_not_decode(lab: Lab, past: Workspace, name: bytes) -> None:
     with past._session("test") as s, pytest.raises(ValueError, match="not a valid next name"):
@@ -168,6 +170,7 @@ def test_names_that_lead_out_do_not_decode(lab: Lab, past: Workspace, name: byte
     assert disk.check_path(b"d/" + name) != "" or b"/" in name
 
 
+@pytest.mark.long
 def test_what_can_be_had_is_restored_and_the_rest_is_listed(lab: Lab, past: Workspace) -> None:
     old = {p.name for n in "abc" for p in lab.objects(n, "packs")}
     write(past.directory, {"d/fresh": b"in a pack of its own", "big": BIG[::-1]})
@@ -231,6 +234,7 @@ def test_a_full_disk_is_found_out_before(lab: Lab, past: Workspace, monkeypatch:
     assert not (lab.root / "out").exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", ["write", "rename_new", "mkdir", "syncfs"])
 def test_a_disk_that_fails_half_way(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     real = getattr(Disk, call)
@@ -287,6 +291,7 @@ def test_what_appears_meanwhile_is_not_replaced(lab: Lab, past: Workspace, monke
     assert lab.cli("restore", "1", "--to", str(lab.root / "out")).code == 1
 
 
+@pytest.mark.long
 @few_and_many("stride", 7, 1)
 def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     past.restore("1", to=lab.root / "whole")

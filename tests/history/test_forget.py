@@ -251,6 +251,7 @@ def test_others_are_faster(leaked: Workspace, lab: Lab, monkeypatch: pytest.Monk
     assert done
 
 
+@pytest.mark.long
 def test_a_collector_meanwhile_keeps_no_former_tree(
     leaked: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_time_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     assert day.until_ns + 1 == int(dt.datetime(2026, 11, 21).astimezone().timestamp()) * 10**9
 
 
+@pytest.mark.long
 def test_a_long_history_is_not_fetched_for_one_version(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls("a", kind="memory"))
     for n in range(40):

@@ -156,6 +156,7 @@ def test_changes_of_backends_are_lines_of_the_log(lab: Lab) -> None:
     assert "backend d was added" in told
 
 
+@pytest.mark.long
 def test_what_everything_asks_is_kept_here(lab: Lab) -> None:
     """States are searched as a skip list, and each is asked for once in the life of a folder."""
     urls = lab.urls("a", "b", "c", kind="memory")
@@ -267,6 +268,7 @@ def test_undelete_finds_the_last_version_that_has_it(two: tuple[Workspace, Works
     assert w.undelete("5").version == 6
 
 
+@pytest.mark.long
 def test_log_of_everything_after_a_restart(lab: Lab) -> None:
     """The states of before lay on backends that are lost: what cannot be read is said, and all else is listed."""
     w = lab.init(lab.urls("a", "b", "c"), replicas=3)

@@ -53,6 +53,7 @@ def test_a_name_is_given_once(six: Workspace) -> None:
         six.tag("4", "draft")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["12", "two words", "latest", ""])
 def test_what_is_no_name(six: Workspace, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be the name"):
@@ -169,6 +170,7 @@ def test_gaps_are_read_from_other_devices(six: Workspace, lab: Lab) -> None:
     assert sorted(p.name for p in (lab.root / "out").iterdir()) == ["f", "file1"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("words", [["restore", "3"], ["diff", "3", "5"], ["show", "3"], ["cat", "3", "f"],
                                    ["ls", "3"], ["restore", "3", "f", "--to", "elsewhere"]])  # fmt: skip
 def test_commands_say_that_a_version_is_no_longer_kept(six: Workspace, lab: Lab, words: list[str]) -> None:

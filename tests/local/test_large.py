@@ -125,6 +125,7 @@ def test_a_part_takes_no_other_ids_and_no_more_of_a_set_that_grew(monkeypatch: p
         part.add(digest(2))
 
 
+@pytest.mark.long
 def test_a_set_of_ids_grows_once_where_it_is_told_how_many_come() -> None:
     ids = IdSet()
     ids.reserve(100_000)

@@ -561,6 +561,7 @@ def test_settings_that_others_are_writing(ready: Lab, monkeypatch: pytest.Monkey
         assert w.configure("nice", "6").settings == {"nice": "6"}
 
 
+@pytest.mark.long
 def test_a_push_that_runs_notices_a_pause_and_a_resume(ready: Lab) -> None:
     """From another process, while this one is pushing."""
     told: list[Any] = []

@@ -253,6 +253,7 @@ def test_a_pull_is_not_held_up_by_a_long_push(lab: Lab, monkeypatch: pytest.Monk
     assert other.check(read_data=True).problems == ()
 
 
+@pytest.mark.long
 def test_what_was_read_in_one_turn_is_not_read_in_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _ = two_devices(lab)
     write(w.directory, {f"f{i:02}": os.urandom(3_000_000) for i in range(25)})
@@ -270,6 +271,7 @@ def test_what_was_read_in_one_turn_is_not_read_in_the_next(lab: Lab, monkeypatch
     assert 0 < (begun[1] or 0) < 60_000_000
 
 
+@pytest.mark.long
 def test_what_changes_while_a_push_gives_way_is_pushed_as_it_is_then(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that the first turn has read are changed, removed, and replaced by the pull that went first."""
     w, other = two_devices(lab)
@@ -299,6 +301,7 @@ def test_what_changes_while_a_push_gives_way_is_pushed_as_it_is_then(lab: Lab, m
     assert both == {b"theirs", contents["f00"]}
 
 
+@pytest.mark.long
 def test_a_push_does_not_give_way_to_a_push(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _ = two_devices(lab)
     write(w.directory, {f"f{i:02}": os.urandom(3_000_000) for i in range(25)})
@@ -583,6 +586,7 @@ def test_a_push_between_two_turns_pushes_what_changed_here(lab: Lab, monkeypatch
     assert tree_of(pull.other.directory) == tree_of(pull.w.directory)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("left", ["era", "epoch", "devices"])
 def test_a_push_between_two_turns_takes_news_of_another_kind_itself(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, left: str
@@ -604,6 +608,7 @@ def test_a_push_between_two_turns_takes_news_of_another_kind_itself(
     assert found == [True, False]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kept", [JOURNAL_KEY.name, KEPT_KEY.name, ERA_KEY.name])
 def test_a_push_between_two_turns_goes_on_with_what_is_left(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, kept: str
@@ -690,6 +695,7 @@ def test_a_folder_that_changed_between_two_turns_is_merged_anew(lab: Lab, monkey
     assert len(names) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["written", "gone"])
 def test_what_was_staged_and_is_not_as_it_was_is_looked_at_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str

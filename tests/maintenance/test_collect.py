@@ -317,6 +317,7 @@ def meanwhile(
     return done
 
 
+@pytest.mark.long
 def test_a_push_between_mark_and_fence_keeps_what_it_reuses(
     six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +335,7 @@ def test_a_push_between_mark_and_fence_keeps_what_it_reuses(
     assert lab.clone(lab.urls(*STORES), device="third").read("back") == noise(2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pushes", [1, 2])
 def test_a_large_file_that_a_push_reuses_keeps_all_its_parts(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, pushes: int
@@ -372,6 +374,7 @@ def test_a_large_file_that_a_push_reuses_keeps_all_its_parts(
     assert w.read("again") == large
 
 
+@pytest.mark.long
 def test_pushes_without_a_pause_are_followed(
     six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +432,7 @@ def test_a_repair_between_two_fences_is_no_push(
     nothing_else_is_there(six, lab)
 
 
+@pytest.mark.long
 def test_a_fence_between_a_push_and_its_base_has_it_store_again(
     six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +467,7 @@ def test_a_push_of_the_new_generation_looks_up_what_it_reuses_again(
     assert lab.clone(lab.urls(*STORES), device="third").read("back") == noise(2)
 
 
+@pytest.mark.long
 def test_a_push_whose_file_is_gone_by_then_takes_the_tree_as_it_is(
     six: Workspace, two: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,6 +563,7 @@ def test_new_keys_between_packing_and_fence(lab: Lab, monkeypatch: pytest.Monkey
         assert epochs == {2}, "nothing that is new is sealed under old keys"
 
 
+@pytest.mark.long
 def test_backends_that_change_between_packing_and_fence(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was packed anew lies where the backends of then wanted it: it is packed once more, for those of now."""
     w = lab.init(lab.urls(*STORES))
@@ -868,6 +874,7 @@ def reads(w: Workspace, versions: Iterable[int]) -> None:
                 w.read("f", str(n))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [0, 2, 6, 99])
 def test_a_device_that_lies_about_its_version_has_no_other_dropped(six: Workspace, lab: Lab, number: int) -> None:
     """An insider's snapshot says that it is version 2: by its word versions 3 to 6 would stand in one gap with it, and
@@ -896,6 +903,7 @@ def lead_past(w: Workspace, how: str) -> int:
     return tell(w, after=b"" if how == "no parent" else third)
 
 
+@pytest.mark.few(1)
 @LED
 def test_a_device_that_leads_past_versions_has_none_dropped(six: Workspace, lab: Lab, how: str) -> None:
     """What no snapshot leads to any more is kept, as long as nobody drops it: the chain of states has it."""
@@ -916,6 +924,7 @@ def test_a_device_that_leads_past_versions_has_none_dropped(six: Workspace, lab:
     nothing_else_is_there(six, lab)
 
 
+@pytest.mark.few(1)
 @LED
 def test_so_it_is_while_a_collection_follows_pushes(
     six: Workspace, two: Workspace, lab: Lab, how: str, monkeypatch: pytest.MonkeyPatch
@@ -969,6 +978,7 @@ def test_index_records_go_that_no_state_needs_any_more(six: Workspace, lab: Lab)
     assert (other.directory / "f").read_bytes() == noise(106)
 
 
+@pytest.mark.long
 def test_a_device_whose_index_is_gone_reads_through_the_newest(six: Workspace, two: Workspace, lab: Lab) -> None:
     """It slept over two collections, and has no index in its cache: it pulls, and pushes what it changed."""
     write(two.directory, {"mine": noise(80)})
@@ -1038,6 +1048,7 @@ def blob_of(data: bytes) -> Callable[[Session, Agreed], set[bytes]]:
     return lambda s, _: {s.ids.blob(data)}
 
 
+@pytest.mark.long
 def test_a_file_that_nobody_has_stops_no_collection(six: Workspace, two: Workspace, lab: Lab) -> None:
     """Its pack is gone from all backends, and `check --repair` has said so: the rest is collected."""
     lost = noise(2)
@@ -1067,6 +1078,7 @@ def test_a_file_that_nobody_has_stops_no_collection(six: Workspace, two: Workspa
     nothing_else_is_there(six, lab)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_pack_with_what_the_index_lacks_is_not_deleted(
     six: Workspace, two: Workspace, lab: Lab, damaged: bool
@@ -1104,6 +1116,7 @@ def opened(w: Workspace, lab: Lab, key: str) -> bytes:
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["directory", "snapshot"])
 def test_what_lost_objects_lead_to_is_not_collected(six: Workspace, two: Workspace, lab: Lab, what: str) -> None:
     """What a lost directory has, or versions before a lost snapshot, nobody knows: nothing is deleted."""

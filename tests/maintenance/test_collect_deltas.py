@@ -125,6 +125,7 @@ def test_what_was_forgotten_is_no_base_of_what_is_kept(lab: Lab, made: list[byte
     comes_to_others(lab, w, edited(2))
 
 
+@pytest.mark.long
 def test_a_push_between_mark_and_fence_keeps_what_its_delta_is_made_of(
     lab: Lab, made: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_push_between_mark_and_fence_keeps_what_its_delta_is_made_of(
     comes_to_others(lab, w, edited(3))
 
 
+@pytest.mark.long
 def test_a_delta_packed_anew_of_what_another_collector_freed_is_packed_again(
     lab: Lab, made: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_delta_packed_anew_of_what_another_collector_freed_is_packed_again(
     comes_to_others(lab, w, edited(2))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_delta_of_what_nobody_has_is_mended_from_the_folder_or_named(
     lab: Lab, made: list[bytes], is_here: bool
@@ -197,6 +200,7 @@ def test_a_delta_of_what_nobody_has_is_mended_from_the_folder_or_named(
     assert w.gc().missing == (3 if is_here else 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("are_all_heard", "is_read", "leave"), [(True, True, [0, 1]), (False, True, [0]), (True, False, [0])]
 )

@@ -54,6 +54,7 @@ def six(lab: Lab) -> Workspace:
     return six_versions(lab.init(lab.urls(*STORES), replicas=3))
 
 
+@pytest.mark.long
 def test_a_collection_leaves_a_backend_alone_that_has_not_heard_of_it(
     six: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_collection_leaves_a_backend_alone_that_has_not_heard_of_it(
     assert (lab.root / "out" / "file2").read_bytes() == noise(2)
 
 
+@pytest.mark.long
 def test_a_collection_tells_a_backend_that_missed_the_vote(
     six: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_surplus_copies_stay_on_a_backend_that_has_not_heard_of_the_trim(
     assert not checked.lost and not checked.problems
 
 
+@pytest.mark.long
 def test_a_removed_backend_is_emptied_once_all_that_vote_know(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = moved(lab, lab.init(lab.urls(*STORES), replicas=2))
     w.rebalance()

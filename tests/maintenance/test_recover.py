@@ -110,6 +110,7 @@ def pushed_to_the_lost(lab: Lab, w: Workspace) -> None:
     bring_back(lab, "a")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("back", [False, True])
 def test_what_only_the_lost_held_comes_back_with_the_device_that_has_it(lab: Lab, back: bool) -> None:
     one, other = two_devices(lab)
@@ -208,6 +209,7 @@ def test_the_recovery_phrase_serves_too(lab: Lab) -> None:
     assert lab.reopen(one).recover(["b", "c"], made.recovery_phrase, confirm="docs").era == 1
 
 
+@pytest.mark.long
 def test_data_that_no_copy_is_left_of_is_stored_anew_from_the_folder(lab: Lab) -> None:
     one = lab.init(lab.urls("a", "b", "c"), replicas=1)
     lab.hurry()
@@ -286,6 +288,7 @@ def test_backends_can_be_added_afterwards(lab: Lab) -> None:
     assert [b.name for b in one.backends()] == ["a", "d"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("role", ["both", "storage"])
 def test_a_backend_that_is_added_later_has_the_records_of_all_eras(lab: Lab, role: str) -> None:
     """Who reaches none of the backends of the restart finds the record on those that came since."""
@@ -298,6 +301,7 @@ def test_a_backend_that_is_added_later_has_the_records_of_all_eras(lab: Lab, rol
     assert len(found[0]) == 1 and found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_second_loss_is_another_era(lab: Lab) -> None:
     one, other = two_devices(lab)
     third = lab.clone(lab.urls("a", "b", "c"), device="third")
@@ -323,6 +327,7 @@ def test_a_second_loss_is_another_era(lab: Lab) -> None:
     assert files(lab.clone(lab.urls("a"), device="fourth").directory) == files(one.directory)
 
 
+@pytest.mark.long
 def test_a_device_that_slept_over_new_keys_follows(lab: Lab) -> None:
     one, other = two_devices(lab)
     write(other.directory, {"slept": b"over new keys"})
@@ -350,6 +355,7 @@ def test_a_revoked_device_does_not_come_back_by_it(lab: Lab) -> None:
     assert {d.name: d.state for d in one.device_list().devices} == {"laptop": "admitted", "desktop": "revoked"}
 
 
+@pytest.mark.long
 def test_two_restarts_stop_whoever_sees_both(lab: Lab) -> None:
     one, other = two_devices(lab)
     third = lab.clone(lab.urls("a", "b", "c"), device="third")

@@ -61,6 +61,7 @@ def requests(lab: Lab) -> dict[str, int]:
     return {name: lab.counts[name].take().requests.total() for name in NAMES}
 
 
+@pytest.mark.few(1)
 @KINDS
 def test_what_is_as_agreed_is_listed_once_and_then_told_by_changes(lab: Lab, kind: str) -> None:
     w = pushed(lab, kind)
@@ -83,6 +84,7 @@ def test_a_feed_costs_a_request_a_backend_whatever_it_holds(lab: Lab) -> None:
     assert all(by_kind[name].total() <= 2 for name in NAMES), by_kind
 
 
+@pytest.mark.few(1)
 @KINDS
 def test_a_day_later_everything_is_listed_again(lab: Lab, kind: str) -> None:
     w = pushed(lab, kind)
@@ -94,6 +96,7 @@ def test_a_day_later_everything_is_listed_again(lab: Lab, kind: str) -> None:
     assert hows(w.scrub(full=True)) == dict.fromkeys(NAMES, "listed")
 
 
+@pytest.mark.few(1)
 @KINDS
 def test_what_is_missing_is_found_and_made_again(lab: Lab, kind: str) -> None:
     w = pushed(lab, kind)
@@ -113,6 +116,7 @@ def test_what_is_missing_is_found_and_made_again(lab: Lab, kind: str) -> None:
     assert w.check(read_data=True).problems == ()
 
 
+@pytest.mark.few(1)
 @KINDS
 def test_a_pack_of_another_size_is_found(lab: Lab, kind: str) -> None:
     w = pushed(lab, kind)
@@ -127,6 +131,7 @@ def test_a_pack_of_another_size_is_found(lab: Lab, kind: str) -> None:
     assert report.problems or not w.check(read_data=True).problems, "what was not mended is told"
 
 
+@pytest.mark.few(1)
 @KINDS
 def test_pushes_of_others_are_no_findings(lab: Lab, kind: str) -> None:
     w = pushed(lab, kind, packs=4)
@@ -157,6 +162,7 @@ def test_a_backend_that_is_away_is_passed_over_and_looked_at_when_it_is_back(lab
     assert back.repaired.copies == 1
 
 
+@pytest.mark.long
 def test_packs_that_are_to_be_moved_are_left_to_the_move(lab: Lab) -> None:
     """Each scrub would ask for all of them, since they lie where they lay before."""
     w = pushed(lab, "memory")
@@ -229,6 +235,7 @@ def _open_telling(cls: type, url: Any, *, create_root: bool) -> Telling:
     return Telling(plain._store)
 
 
+@pytest.mark.long
 def test_digests_that_are_listed_are_compared(lab: Lab, telling: dict[str, Any]) -> None:
     w = pushed(lab, "memory")
     assert w.scrub().asked == 0
@@ -242,6 +249,7 @@ def test_digests_that_are_listed_are_compared(lab: Lab, telling: dict[str, Any])
     assert [(p.backend, p.problem) for p in report.repaired.found] == [("a", "altered")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lie", [{"digest": bytes(16)}, {"more": 1}, {"digest": b"x"}, {"digest": bytes(1000)}])
 def test_a_lie_in_an_inventory_costs_questions_and_deletes_nothing(
     lab: Lab, telling: dict[str, Any], lie: dict[str, Any]
@@ -303,6 +311,7 @@ def test_a_cursor_that_the_store_has_forgotten_begins_anew(lab: Lab, monkeypatch
     assert hows(w.scrub()) == dict.fromkeys(NAMES, "listed")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("folder", ["0", "0/ab", "17/ff"])
 def test_a_feed_that_tells_of_a_folder_alone_is_not_enough(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, folder: str
@@ -397,6 +406,7 @@ def test_the_record_of_a_backend_lies_on_another_one(lab: Lab) -> None:
     assert set(where.values()) == set(NAMES), "a ring: each keeps one"
 
 
+@pytest.mark.long
 def test_a_listing_that_left_something_wrong_serves_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = pushed(lab)
     other = lab.clone(lab.urls(*NAMES))
@@ -407,6 +417,7 @@ def test_a_listing_that_left_something_wrong_serves_nobody(lab: Lab, monkeypatch
     assert hows(other.scrub())["a"] == "listed"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["garbage", "cut", "another's", "gone"])
 def test_a_record_that_is_none_costs_a_listing(lab: Lab, how: str) -> None:
     w = pushed(lab, packs=2)
@@ -443,6 +454,7 @@ def later_to_read(w: Any, days: float) -> None:
     w._db.put_records(LOOKS, [r._replace(read_ns=r.read_ns - int(days * DAY_NS)) for r in rows])
 
 
+@pytest.mark.few(1)
 @KINDS
 def test_every_copy_is_read_within_the_period(lab: Lab, kind: str) -> None:
     w = pushed(lab, kind)
@@ -515,6 +527,7 @@ def test_another_device_goes_on_where_one_has_read(lab: Lab) -> None:
     assert other.scrub().read == 0, "it was read by the first"
 
 
+@pytest.mark.long
 def test_what_is_read_at_once_can_be_bounded_and_later_scrubs_go_on(lab: Lab) -> None:
     w = pushed(lab)
     w.scrub()

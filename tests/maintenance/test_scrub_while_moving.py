@@ -111,6 +111,7 @@ def test_a_pack_that_lost_a_copy_before_it_moved_is_found_meanwhile(lab: Lab, ki
     assert w.check(read_data=True).problems == ()
 
 
+@pytest.mark.long
 def test_a_backend_that_is_away_may_have_what_moves(lab: Lab) -> None:
     w = on_the_move(lab, "memory")
     a_day_later(w)

@@ -118,6 +118,7 @@ def test_a_revocation_that_dies_at_any_call(tmp_path: Path, steps: int) -> None:
         goes_on(a, b, c, urls)
 
 
+@pytest.mark.long
 @few_and_many("steps", 3, STEPS // 2)
 def test_a_change_of_passphrase_that_dies_at_any_call(tmp_path: Path, steps: int) -> None:
     a, *_ = made(tmp_path / "count")

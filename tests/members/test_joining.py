@@ -153,6 +153,7 @@ def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.Mon
     assert {x.state for x in d.device_list().devices} == {"admitted"}, "and the push had it agreed"
 
 
+@pytest.mark.long
 def test_a_device_that_was_agreed_unnoticed_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers were lost, not the entry: the next command finds it, and the device set that only backends hold."""
     w = published(lab)

@@ -53,6 +53,7 @@ def asked_keys(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- a backend that was away
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("who", ["the one that rotated", "another", "a new process"])
 def test_a_push_brings_what_a_backend_missed(lab: Lab, who: str) -> None:
     w, d, _ = three(lab, replicas=3)
@@ -77,6 +78,7 @@ def test_a_push_brings_what_a_backend_missed(lab: Lab, who: str) -> None:
         lab.clone([lab.url("c")], device="old", passphrase=PASSPHRASE)
 
 
+@pytest.mark.long
 def test_rings_of_all_epochs_come(lab: Lab) -> None:
     w, d, _ = three(lab)
     with away(lab, "c"):
@@ -327,6 +329,7 @@ def test_only_storage_that_was_away_gets_the_ring(lab: Lab) -> None:
     assert names_in(lab, "s") == names_in(lab, "a")
 
 
+@pytest.mark.long
 def test_a_new_backend_gets_rings_and_slots_whatever_else_lies_there(lab: Lab) -> None:
     """A provider leaves names that come first, and there are many rings."""
     w, _, _ = three(lab)
@@ -339,6 +342,7 @@ def test_a_new_backend_gets_rings_and_slots_whatever_else_lies_there(lab: Lab) -
     lab.clone(lab.urls("d", "a", "b"), device="late")
 
 
+@pytest.mark.long
 def test_a_backend_removed_and_another_added_after_a_rotation_it_missed(lab: Lab) -> None:
     urls = lab.urls("a", "b", "c")
     w, d = lab.init(urls), lab.clone(urls)
@@ -367,6 +371,7 @@ def test_no_ring_anywhere_is_still_damage(lab: Lab) -> None:
         d.pull()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("who", ["the rotating device", "a later push"])
 def test_one_that_cannot_take_the_new_slots_keeps_the_old_ones_until_it_can(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, who: str

@@ -146,6 +146,7 @@ def test_keys_that_could_not_be_saved_are_fetched_again(lab: Lab, monkeypatch: p
     assert d.push().version is not None
 
 
+@pytest.mark.long
 def test_a_device_that_slept_over_three_rotations(lab: Lab) -> None:
     w, d, p = three(lab)
     write(d.directory, {"slept": b"here"})
@@ -312,6 +313,7 @@ def test_the_phrase_is_no_passphrase_to_be_changed(lab: Lab) -> None:
 # --- who can be revoked
 
 
+@pytest.mark.long
 def test_who_cannot_be_revoked(lab: Lab) -> None:
     w, _, _ = three(lab)
     urls = lab.urls("a", "b", "c")
@@ -441,6 +443,7 @@ def test_a_revoked_devices_push_comes_before_or_not_at_all(lab: Lab, monkeypatch
     assert not (d.directory / "late").exists()
 
 
+@pytest.mark.long
 def test_a_revocation_that_lost_to_a_push_comes_after_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, p = three(lab)
     real = agreement.propose
@@ -543,6 +546,7 @@ def test_a_reader_that_never_joined_is_told_to_clone_again(lab: Lab) -> None:
     assert "Clone" in e.value.next_step
 
 
+@pytest.mark.long
 def test_a_revoked_device_hears_of_it_where_no_quorum_is_left_either(lab: Lab) -> None:
     """The version that revoked it cannot be decided any more with what is within reach. Hints of later versions on
     every quorum, and keyrings that are not for it, tell all the same; who is not revoked is told what is missing."""
@@ -569,6 +573,7 @@ def test_a_revoked_device_hears_of_it_where_no_quorum_is_left_either(lab: Lab) -
 # --- backends
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("gone", ["a", "b", "c"])
 def test_a_minority_may_be_away(lab: Lab, gone: str) -> None:
     w, d, p = three(lab)
@@ -590,6 +595,7 @@ def test_a_minority_may_be_away(lab: Lab, gone: str) -> None:
         lab.clone([*lab.urls(gone), *lab.urls(*others)], device="late2")
 
 
+@pytest.mark.long
 def test_a_clone_whose_first_backend_missed_the_rotation(lab: Lab) -> None:
     """The passphrase stayed, so the old slot there opens as well, and leads to an old ring."""
     w, _, _ = three(lab)
@@ -612,6 +618,7 @@ def test_without_a_quorum_nothing_is_changed(lab: Lab) -> None:
     p.pull()
 
 
+@pytest.mark.long
 def test_the_new_ring_on_too_few_backends_is_not_proposed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _, p = three(lab)
     real = key_store.store
@@ -628,6 +635,7 @@ def test_the_new_ring_on_too_few_backends_is_not_proposed(lab: Lab, monkeypatch:
     assert w.device_list().epoch == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["hidden", "forged", "altered"])
 def test_a_backend_that_hides_or_forges_the_new_ring(lab: Lab, how: str) -> None:
     w, d, _ = three(lab)
@@ -655,6 +663,7 @@ def test_a_ring_that_no_backend_has(lab: Lab) -> None:
         d.pull()
 
 
+@pytest.mark.long
 def test_a_ring_and_a_slot_of_a_change_that_was_never_agreed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever clones with its passphrase is told; the right passphrase goes to the ring that is in force."""
     w, _, _ = three(lab)

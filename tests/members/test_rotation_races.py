@@ -59,6 +59,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, device: str, what: Callable[[], o
     assert done
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["rotate", "passphrase", "invite"])
 def test_keys_that_another_device_changed_before_the_slots_are_looked_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str
@@ -312,6 +313,7 @@ def test_a_backend_is_added_while_the_keys_change(lab: Lab, monkeypatch: pytest.
     works(lab, w, d, "a", "b", "c", "e")
 
 
+@pytest.mark.long
 def test_the_keys_change_while_a_backend_is_added(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d = pair(lab)
     with meanwhile(monkeypatch, "desktop", lambda: rotate(w, new_passphrase=NEW)):
@@ -319,6 +321,7 @@ def test_the_keys_change_while_a_backend_is_added(lab: Lab, monkeypatch: pytest.
     works(lab, w, d, "a", "b", "c", "e")
 
 
+@pytest.mark.long
 def test_a_backend_is_removed_while_the_keys_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d = pair(lab)
     d.backend_add(lab.url("e"))
@@ -327,6 +330,7 @@ def test_a_backend_is_removed_while_the_keys_change(lab: Lab, monkeypatch: pytes
     works(lab, w, d, "a", "b", "e")
 
 
+@pytest.mark.long
 def test_the_keys_change_while_a_backend_is_removed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d = pair(lab)
     with meanwhile(monkeypatch, "desktop", lambda: rotate(w, new_passphrase=NEW)):
@@ -353,6 +357,7 @@ def test_one_who_adds_is_revoked_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     push(w, "on")
 
 
+@pytest.mark.long
 def test_a_rotation_between_a_change_of_backends_and_its_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who changed the backends died before the fence; the one who rotates makes it first."""
     w, d = pair(lab)
@@ -371,6 +376,7 @@ def test_a_rotation_between_a_change_of_backends_and_its_end(lab: Lab, monkeypat
     works(lab, w, lab.reopen(d), "a", "b", "c", "e")
 
 
+@pytest.mark.long
 def test_one_removed_while_away_and_another_added_by_one_who_slept(lab: Lab) -> None:
     """It missed the rotation too: it follows, and what it brings to the new one is of today."""
     w, d = pair(lab)

@@ -252,6 +252,7 @@ def git_merge(folder: Path, base: bytes, ours: bytes, theirs: bytes) -> bytes | 
     return None if done.returncode else done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the oracle")
 @pytest.mark.parametrize(
     ("distinct", "missed_max", "bold_max", "other_max"),

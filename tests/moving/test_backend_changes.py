@@ -143,6 +143,7 @@ def test_remove_of_a_dead_backend(lab: Lab) -> None:
     fresh.close()
 
 
+@pytest.mark.long
 def test_what_only_the_removed_backend_holds_is_not_given_up(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
@@ -217,6 +218,7 @@ def test_refusals_change_nothing(lab: Lab) -> None:
         laptop.backend_remove("b")
 
 
+@pytest.mark.long
 def test_of_two_emptied_backends_each_is_replaced_where_it_was(lab: Lab) -> None:
     """The replacement of the first gives the second a new place for data, whose birth is written there."""
     names = ("a", "b", "c", "d", "e")
@@ -237,6 +239,7 @@ def test_of_two_emptied_backends_each_is_replaced_where_it_was(lab: Lab) -> None
     assert (report.problems, report.meta_problems, report.lost) == ((), (), ())
 
 
+@pytest.mark.long
 def test_a_rename_while_data_move_changes_nothing_else(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
@@ -298,6 +301,7 @@ def test_as_many_liars_are_allowed_for_as_are_outvoted(lab: Lab) -> None:
     assert laptop.push().version is not None
 
 
+@pytest.mark.long
 def test_what_weakens_the_workspace_takes_the_passphrase_and_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar among four was promised by `init`: three cannot keep that."""
     laptop = lab.init(lab.urls("a", "b", "c", "d"))
@@ -415,6 +419,7 @@ def test_others_push_meanwhile(lab: Lab) -> None:
     assert laptop.check(read_data=True).lost == ()
 
 
+@pytest.mark.long
 def test_a_workspace_that_stays_open_follows_another_process(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
@@ -435,6 +440,7 @@ def test_a_workspace_that_stays_open_follows_another_process(lab: Lab) -> None:
     assert other.check(read_data=True).lost == ()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("back_first", [True, False])
 def test_a_process_that_could_not_open_a_backend_follows_its_new_name(lab: Lab, back_first: bool) -> None:
     urls = lab.urls("a", "b", "c")
@@ -533,6 +539,7 @@ def test_a_vote_given_and_taken_killed_at_any_call(tmp_path: Path, stride: int) 
     assert struck > 1
 
 
+@pytest.mark.long
 def test_what_somebody_else_has_moved_is_verified_and_not_sent_again(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
@@ -580,6 +587,7 @@ def test_the_commands(lab: Lab) -> None:
     assert "alpha" in lab.cli("backend", "list").out
 
 
+@pytest.mark.long
 def test_gaining_is_never_too_little() -> None:
     """Whoever may be mapped something new is said to gain, whatever the change."""
     import random
@@ -625,6 +633,7 @@ def test_a_replaced_backend_is_named_and_not_the_new_one(lab: Lab) -> None:
     assert kept == "What c holds was left there; keep it until nothing is left to move."
 
 
+@pytest.mark.long
 def test_a_device_slept_while_a_backend_that_it_has_a_way_to_got_a_vote(lab: Lab) -> None:
     """... which the quorum of a later version needs. It was told that it has no way there, though it has."""
     w = lab.init(lab.urls("a", "b", "c", "d"))

@@ -54,6 +54,7 @@ class Chain:
         assert (report.problems, report.meta_problems) == ((), ())
 
 
+@pytest.mark.long
 def test_two_of_three_are_replaced(lab: Lab) -> None:
     chain = Chain(lab, *"abc")
     chain.push(5)

@@ -106,6 +106,7 @@ def test_add_remove_resize_and_other_numbers_of_copies_one_after_another(lab: La
     }
 
 
+@pytest.mark.long
 def test_a_dry_run_tells_what_is_done_then(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)
@@ -137,6 +138,7 @@ def test_changes_while_data_move_are_merged(lab: Lab) -> None:
     readable_without_any(lab, w)
 
 
+@pytest.mark.long
 def test_the_ninth_change_while_data_move_says_what_it_waits_for(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w, 2)
@@ -150,6 +152,7 @@ def test_the_ninth_change_while_data_move_says_what_it_waits_for(lab: Lab) -> No
     w.set_copies(2, passphrase=PASSPHRASE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_backend_that_dies_after_eight_merged_changes_is_taken_out(lab: Lab, replaced: bool) -> None:
     """The move waits for the dead one, so taking that out must not wait for the move."""
@@ -173,6 +176,7 @@ def test_a_backend_that_dies_after_eight_merged_changes_is_taken_out(lab: Lab, r
     w.set_copies(2, passphrase=PASSPHRASE)
 
 
+@pytest.mark.long
 def test_a_dead_backend_goes_after_an_earlier_change(lab: Lab) -> None:
     """While data move to a new backend another one dies: it is taken out, and the data move all the same."""
     w = lab.init(lab.urls("a", "b", "c", "d"), byzantine=False)
@@ -194,6 +198,7 @@ def test_a_dead_backend_goes_after_an_earlier_change(lab: Lab) -> None:
     assert w.status().short == 0
 
 
+@pytest.mark.long
 def test_a_backend_that_is_dead_and_was_to_receive(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c", "d"), byzantine=False)
     fill(w)
@@ -207,6 +212,7 @@ def test_a_backend_that_is_dead_and_was_to_receive(lab: Lab) -> None:
     all_is_in_place(lab, w)
 
 
+@pytest.mark.long
 def test_a_full_receiver_keeps_it_from_its_end_and_nothing_is_deleted(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)
@@ -228,6 +234,7 @@ def test_a_full_receiver_keeps_it_from_its_end_and_nothing_is_deleted(lab: Lab) 
     all_is_in_place(lab, w)
 
 
+@pytest.mark.long
 def test_a_receiver_that_fails_half_way_and_comes_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w, 20)
@@ -257,6 +264,7 @@ def test_a_receiver_that_fails_half_way_and_comes_back(lab: Lab, monkeypatch: py
     all_is_in_place(lab, w)
 
 
+@pytest.mark.long
 def test_a_backend_that_claims_a_write_it_did_not_do(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)
@@ -371,6 +379,7 @@ def test_a_reader_with_the_old_backends_beside_a_mover(lab: Lab) -> None:
         assert got == set(ids)
 
 
+@pytest.mark.long
 def test_others_change_the_backends_between_verifying_and_the_trim(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls("a", "b", "c"))
     fill(w)
@@ -395,6 +404,7 @@ def test_others_change_the_backends_between_verifying_and_the_trim(lab: Lab, mon
     readable_without_any(lab, w)
 
 
+@pytest.mark.long
 def test_old_versions_are_collected_while_data_move(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs that are on their way are dropped by another device, before the move and in the middle of it."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -486,6 +496,7 @@ def test_a_copy_is_not_deleted_where_one_that_counts_went_bad_meanwhile(
     all_is_in_place(lab, w)
 
 
+@pytest.mark.long
 def test_a_copy_that_was_given_up_excuses_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mover dies after the trim, and copies that count are lost. Others may delete at any time what is surplus then,
     so it does not stand in for them."""
@@ -505,6 +516,7 @@ def test_a_copy_that_was_given_up_excuses_no_other(lab: Lab, monkeypatch: pytest
     all_is_in_place(lab, w)
 
 
+@pytest.mark.long
 @few_and_many("stride", 41, 1)
 def test_killed_at_any_call_and_gone_on_with(tmp_path: Path, stride: int) -> None:
     """The mover dies at call after call, on two devices in turn; at the end all is in place, and nothing was lost."""

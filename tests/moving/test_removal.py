@@ -60,6 +60,7 @@ def test_a_dead_one_is_never_asked_and_keeps_nobody_waiting(lab: Lab) -> None:
     is_back(lab, w)
 
 
+@pytest.mark.long
 def test_one_that_dies_after_its_removal_ends_with_the_same_command(lab: Lab) -> None:
     """What only that one had (for other copies got lost) keeps the trim waiting until somebody says that it is dead."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -147,6 +148,7 @@ def test_one_that_lacks_what_it_alone_should_hold_may_not_go(lab: Lab) -> None:
     w.backend_remove("a", passphrase=PASSPHRASE)
 
 
+@pytest.mark.long
 def test_while_data_move_they_are_moved_first(lab: Lab) -> None:
     """The config before maps nothing to the one that goes, so nobody would look there for what was pushed meanwhile."""
     w = lab.init(lab.urls("a", "b", "c"), replicas=1)

@@ -79,6 +79,7 @@ def nothing_is_lost(lab: Lab, w: Workspace) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_digest_alone_is_no_copy_where_it_is_known_to_be_altered(lab: Lab, telling: Telling) -> None:
     w = filled(lab, "a", "b", "c")
     wrong = altered(lab, fullest(lab))
@@ -90,6 +91,7 @@ def test_a_digest_alone_is_no_copy_where_it_is_known_to_be_altered(lab: Lab, tel
     nothing_is_lost(lab, w)
 
 
+@pytest.mark.long
 def test_while_it_cannot_be_made_good_nothing_is_deleted(lab: Lab, telling: Telling) -> None:
     w = filled(lab, "a", "b", "c", copies=3)
     w.set_copies(2, passphrase=PASSPHRASE)
@@ -111,6 +113,7 @@ def test_while_it_cannot_be_made_good_nothing_is_deleted(lab: Lab, telling: Tell
     nothing_is_lost(lab, w)
 
 
+@pytest.mark.long
 def test_the_only_copy_is_read_before_others_are_deleted(lab: Lab, telling: Telling) -> None:
     w = filled(lab, "a", "b", "d", copies=1)
     held = {n: sorted(lab.objects(n, "packs")) for n in "abd"}

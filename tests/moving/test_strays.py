@@ -78,6 +78,7 @@ def test_a_replaced_backend_is_asked_what_stands_in_there(lab: Lab) -> None:
     is_whole(lab, w)
 
 
+@pytest.mark.long
 def test_one_that_does_not_list_is_compared_with_all_packs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = away_for_a_while(lab, lab.init(lab.urls(*"abc"), replicas=1), "a")
 

@@ -44,6 +44,7 @@ def test_pushes_move_what_a_change_displaced(lab: Lab, monkeypatch: pytest.Monke
     w.set_copies(2, passphrase=PASSPHRASE)  # and the next change goes through
 
 
+@pytest.mark.long
 def test_several_devices_share_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = some(lab, "a", "b", "c")
     others = [lab.clone(lab.urls("a", "b", "c"), device=f"device{n}") for n in range(2)]

@@ -71,6 +71,7 @@ def test_nothing_goes_before_the_data_have_moved(lab: Lab) -> None:
     assert {p.name for p in lab.objects("c", "packs")} >= before
 
 
+@pytest.mark.long
 def test_it_goes_on_where_it_was_interrupted(lab: Lab) -> None:
     """The store fails while it is emptied: the same command goes on, though the workspace has forgotten the backend."""
     w = some(lab, "a", "b", "c", "d")
@@ -92,6 +93,7 @@ def test_it_goes_on_where_it_was_interrupted(lab: Lab) -> None:
     is_whole(lab, w)
 
 
+@pytest.mark.long
 def test_the_same_store_added_again_is_left_alone(lab: Lab) -> None:
     w = some(lab, "a", "b", "c", "d")
     lab.faults["d"].read_only = True

@@ -126,6 +126,7 @@ def test_what_was_added_inside_the_old_folder_stops_it(lab: Lab) -> None:
     is_whole(lab, one, other)
 
 
+@pytest.mark.long
 def test_a_backend_that_is_in_use_is_not_emptied_and_its_removal_says_anew_whether_it_is(lab: Lab) -> None:
     """A device may have written into the config that a backend in use is to be emptied: nothing comes of it."""
     one, other = two(lab)
@@ -166,6 +167,7 @@ def test_nothing_goes_while_data_are_still_read_there(lab: Lab, monkeypatch: pyt
 # ---- who goes on with it
 
 
+@pytest.mark.long
 def test_another_device_goes_on_by_rebalance(lab: Lab) -> None:
     one, other = two(lab)
     begun(lab, one)
@@ -321,6 +323,7 @@ def test_killed_anywhere_again_and_again(tmp_path: Path, stride: int) -> None:
 # ---- who does not
 
 
+@pytest.mark.long
 def test_it_can_be_given_up(lab: Lab) -> None:
     """A store that nobody reaches any more: `--dead` takes the note away, for all devices."""
     one, other = two(lab)
@@ -335,6 +338,7 @@ def test_it_can_be_given_up(lab: Lab) -> None:
     is_whole(lab, one, other)
 
 
+@pytest.mark.long
 def test_a_device_without_a_way_leaves_it_to_others(lab: Lab) -> None:
     one, other = two(lab)
     other.link("d", None)

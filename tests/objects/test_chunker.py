@@ -157,6 +157,7 @@ def test_the_last_class_takes_any_size():
             chunker(classes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("claimed", "total"), [(1 << 30, 1 << 30), (5 << 30, 256 * MIB)], ids=["1 GB", "of 5 GB"])
 def test_memory_is_bounded(claimed, total):
     left = total

@@ -51,6 +51,7 @@ def long_tree() -> Tree:
     return grow({b"%s/%04d" % (d, i): file_entry(i) for d in (b"a", b"b/c") for i in range(6000)} | {b"z/x": DIR})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [1, 60_000, 100_000, 1 << 30])
 def test_directories_of_many_nodes(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk_large, "BATCH_BYTES", batch)

@@ -233,6 +233,7 @@ def large() -> tuple[list[tuple[bytes, Entry]], dict[bytes, bytes]]:
     return listing, dict(directory.encode_dir(listing, IDS))
 
 
+@pytest.mark.long
 def test_nodes_of_a_large_directory_are_bounded(large):
     listing, nodes = large
     decoded = [directory.decode_node(data) for data in nodes.values()]
@@ -266,6 +267,7 @@ def test_one_edit_of_a_large_directory_rewrites_little(large, where, what):
     assert sum(len(new[i]) for i in fresh) < 400 << 10
 
 
+@pytest.mark.long
 def test_boundaries_move_next_to_an_edit_only(large):
     """On average an edit changes less than 1.3 leaves."""
     listing, _ = large
@@ -284,6 +286,7 @@ def test_boundaries_move_next_to_an_edit_only(large):
     assert changed / 60 < 1.3
 
 
+@pytest.mark.long
 def test_a_large_file_is_split_like_a_large_directory():
     chunks = [Chunk(digest(i), 1 + i % 7) for i in range(MANY)]
     nodes = dict(file.encode_file(digest(1), chunks, IDS))
@@ -305,6 +308,7 @@ def test_a_file_of_equal_chunks_has_few_different_nodes():
     assert max(len(data) for _, data in nodes) <= chunker.NODE_BYTES_MAX + 100
 
 
+@pytest.mark.long
 def test_long_names_make_several_levels_that_can_all_be_read():
     """A level may end in a node of one child: readers must take it (the root alone has at least two)."""
     ones = 0

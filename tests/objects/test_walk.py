@@ -291,6 +291,7 @@ def test_hostile_file_nodes(case):
         walk(chunks((digest(0),)), {digest(0): root, digest(1): child})
 
 
+@pytest.mark.long
 def test_damaged_nodes_raise_nothing_but_format_errors():
     tree = grow({b"d%d/%s%d" % (i % 3, b"n" * 200, i): file_entry(i) for i in range(400)})
     root, nodes = build(tree, IDS)
@@ -415,6 +416,7 @@ def test_chunks_of_nodes_that_stand_once_are_not_bounded(monkeypatch):
     assert walk(chunks((root,)), nodes)[0] == {root: tuple(listed)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", first(6, range(25)))
 def test_rebuild_of_long_directories(seed: int) -> None:
     """Nodes are cut as if the directory was built at once, wherever it was edited and however much."""
@@ -450,6 +452,7 @@ def test_rebuild_of_long_directories(seed: int) -> None:
     assert walk(diff(None, root), nodes)[0] == {p: (None, entry) for p, entry in a.items()}
 
 
+@pytest.mark.long
 def test_rebuild_of_a_long_directory_reads_and_makes_a_few_nodes() -> None:
     a = {b"%06d" % i: file_entry(i) for i in range(60000)}
     root, nodes = build(a, IDS)

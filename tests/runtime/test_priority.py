@@ -135,6 +135,7 @@ def test_lanes() -> None:
     assert lane_of(Op("m", "stat", "x", urgency=SOON)) is Lane.DOWN_SMALL
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_benchmark_keeps_its_bars(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert order.main(["--seed", seed]) == 0

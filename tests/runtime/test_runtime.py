@@ -427,6 +427,7 @@ def push_all(ws: Workspace, runtime: Runtime, who: int, ops: int, errors: list[B
         errors.append(e)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stuck", [False, True], ids=["all up", "one stuck"])
 def test_eight_threads_get_every_op_into_the_chain_once(stuck: bool) -> None:
     backends = {name: Memory() for name in ("a", "b", "c")}

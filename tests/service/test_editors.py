@@ -124,6 +124,7 @@ def test_rapid_saves_are_few_versions_and_the_last_one_counts(
     assert w.read("d/doc") == b"29 " * 200
 
 
+@pytest.mark.long
 def test_what_one_device_saves_while_another_saves_elsewhere_meets_no_conflict(
     lab: Lab, w: Workspace, stage: Stage
 ) -> None:

@@ -713,6 +713,7 @@ def delete(top: Path) -> None:
     shutil.rmtree(top / "deep")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("do", [move_away, move_inside, delete])
 def test_a_directory_that_goes_is_noticed_where_rules_let_directories_in_and_no_other_names(
     w: Workspace, stage: Stage, do: Callable[[Path], None]

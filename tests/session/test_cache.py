@@ -108,6 +108,7 @@ def _fails(_: object) -> object:
     raise UsageError("damaged")
 
 
+@pytest.mark.long
 def test_what_a_push_replaces_is_let_go(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """What grows is the index itself, and a snapshot for each version."""
     w = lab.init(lab.urls("a", "b", "c", kind="memory"))

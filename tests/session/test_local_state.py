@@ -57,6 +57,7 @@ def opened(lab: Lab, folder: Path) -> Workspace:
     return lab.keep(Workspace.open(folder))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["state.db", "device.key", ""])
 def test_whoever_lost_the_local_state_enrols_anew_and_loses_nothing(lab: Lab, part: str) -> None:
     """State, keys, or all of it. What it is told to do works: clone anew, and bring the folder's files over."""
@@ -121,6 +122,7 @@ def merged(lab: Lab, folder: Path, **how: Any) -> Workspace:
     return lab.clone(lab.urls(*NAMES), device=folder.name, merge=True, **how)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", LOST)
 def test_one_command_makes_the_folder_a_device_again_and_all_its_files_stay(lab: Lab, how: str) -> None:
     """What its message says works, in the folder itself: nothing is deleted, and of two contents both are kept."""
@@ -237,6 +239,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at", range(4))
 def test_a_merge_that_is_killed_over_the_old_state_loses_nothing_of_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, at: int
@@ -310,6 +313,7 @@ def restored(lab: Lab, folder: Path, backup: Path, *, whole: bool) -> Workspace:
     return opened(lab, folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("whole", [True, False], ids=["with its folder", "alone"])
 def test_state_from_an_old_backup_invents_nothing(lab: Lab, whole: bool) -> None:
     """The device had pushed and pulled since: its own pushes, another's edits and deletions. All stay what they are."""

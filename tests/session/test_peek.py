@@ -46,6 +46,7 @@ def blocks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return race(lab, monkeypatch, "block")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", [LOGS, BLOCKS], ids=["log", "block"])
 def test_a_look_takes_one_request_and_finds_what_another_device_pushed(blocks: Lab, names: tuple[str, ...]) -> None:
     w = blocks.init(blocks.urls(*names))

@@ -58,6 +58,7 @@ def test_what_is_small_has_no_object(one: Workspace, lab: Lab) -> None:
     assert len(decode_root(root).items) == 1, "the new segment alone"
 
 
+@pytest.mark.long
 def test_every_device_reads_it(one: Workspace, lab: Lab) -> None:
     urls = lab.urls("a", "b", "c")
     two = lab.clone(urls)
@@ -102,6 +103,7 @@ def test_a_version_that_keeps_the_index_has_it_settled_first(one: Workspace, lab
     assert tree_of(third.directory) == tree_of(one.directory)
 
 
+@pytest.mark.long
 def test_a_new_backend_gets_it(one: Workspace, lab: Lab) -> None:
     name = state_of(one).index.hash.hex()
     one.backend_add(lab.url("d"))
@@ -165,6 +167,7 @@ def test_a_root_at_hand_needs_those_before_it(one: Workspace, tmp_path: Path) ->
     assert write_index.root_at_hand(one._db, state.index.hash) is None
 
 
+@pytest.mark.long
 def test_a_way_back_that_a_kept_index_would_lengthen_ends_at_an_object(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +225,7 @@ def other(lab: Lab) -> Workspace:
     return two
 
 
+@pytest.mark.long
 def test_what_nobody_settled_is_read_from_the_log_that_has_it(unsettled: Workspace, lab: Lab) -> None:
     two = other(lab)
     two.pull()
@@ -250,6 +254,7 @@ def test_the_next_device_settles_it(unsettled: Workspace, lab: Lab) -> None:
     assert is_object(lab, name)
 
 
+@pytest.mark.long
 def test_the_next_version_that_keeps_it_settles_it(unsettled: Workspace, lab: Lab) -> None:
     unsettled.tag("latest", "by-the-rules")
     assert is_object(lab, state_of(unsettled).index)
@@ -275,6 +280,7 @@ def test_nothing_is_let_go_by_a_version_that_has_it_nowhere_else(unsettled: Work
     assert is_object(lab, state_of(unsettled).index)
 
 
+@pytest.mark.long
 def test_check_settles_it(unsettled: Workspace, lab: Lab) -> None:
     report = unsettled.check()
     assert (report.problems, report.meta_problems) == ((), ())
@@ -299,6 +305,7 @@ def no_log_is_left(monkeypatch: pytest.MonkeyPatch, *, states_are: bool) -> None
     monkeypatch.setattr(riding, "_read" if states_are else "_before", none)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("states_are", [True, False])
 def test_what_is_neither_an_object_nor_in_a_log_is_kept_by_no_version(
     unsettled: Workspace, monkeypatch: pytest.MonkeyPatch, states_are: bool
@@ -312,6 +319,7 @@ def test_what_is_neither_an_object_nor_in_a_log_is_kept_by_no_version(
     assert state_of(unsettled) == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("states_are", [True, False])
 def test_what_is_an_object_needs_no_log(
     unsettled: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch, states_are: bool

@@ -347,6 +347,7 @@ def test_a_backend_that_fills_up_during_a_push(lab: Lab, silent: str) -> None:
     assert tree_of(c.directory) == tree_of(w.directory)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("silent", ["", "ab"])
 def test_without_another_place_copies_are_missing_and_the_user_is_told(lab: Lab, silent: str) -> None:
     w = began(lab, {"a": 9 * MIB, "b": GIB}, silent=silent)
@@ -401,6 +402,7 @@ def test_the_default_capacity_is_no_limit(lab: Lab, monkeypatch: pytest.MonkeyPa
     assert not seen, "nothing is summed up for it either"
 
 
+@pytest.mark.long
 def test_backends_are_asked_once_per_push_and_not_without_one(lab: Lab) -> None:
     w = began(lab, {"a": 100 * MIB, "b": 50 * GIB, "c": GIB}, silent="c")
     for i in range(3):
@@ -457,6 +459,7 @@ def stopped(lab: Lab) -> tuple[Workspace, int]:
     return w, left
 
 
+@pytest.mark.long
 def test_the_next_push_goes_on(lab: Lab) -> None:
     w, left = stopped(lab)
     r = w.push()
@@ -471,6 +474,7 @@ def test_the_next_push_goes_on(lab: Lab) -> None:
     assert (report.short, report.lost, report.problems) == (0, (), ())
 
 
+@pytest.mark.long
 def test_what_is_not_wanted_any_more_is_not_named(lab: Lab) -> None:
     w, _ = stopped(lab)
     for i in range(16):
@@ -519,6 +523,7 @@ def test_packs_that_were_agreed_meanwhile_are_not_named_again(lab: Lab) -> None:
         assert sum(item.packs for item in agreed.root.items) == len(agreed.index.packs())
 
 
+@pytest.mark.long
 def test_a_pack_that_lacks_a_copy_is_not_kept(lab: Lab) -> None:
     w = began(lab, {"a": 30 * MIB, "b": 10 * MIB}, replicas=2)
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(16)})
@@ -573,6 +578,7 @@ def test_init_warns_of_a_backend_that_is_nearly_full(lab: Lab) -> None:
     assert warning.startswith("a is nearly full: ") and warning.endswith(" of 1.0 MiB are free")
 
 
+@pytest.mark.long
 def test_a_dry_run_says_where_it_may_not_fit(lab: Lab) -> None:
     w = began(lab, {"a": 20 * MIB, "b": GIB, "c": GIB}, silent="c")
     write(w.directory, {f"f{i}": os.urandom(5_000_000) for i in range(6)})

@@ -31,6 +31,7 @@ def lone(lab: Lab) -> Workspace:
     return lab.reopen(w)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("operation", [Workspace.pull, Workspace.push, Workspace.sync, Workspace.status])
 def test_who_is_waited_for_is_told_once(lab: Lab, operation: Callable[[Workspace], object]) -> None:
     w = lone(lab)

@@ -26,12 +26,14 @@ def test_what_is_harmed_is_named_and_made_whole() -> None:
     assert done.counts["campaign: named"] >= 3
 
 
+@pytest.mark.long
 def test_a_backend_that_is_not_named_ends_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "accused_by_check", lambda report: frozenset())
     failure = Campaign(make_campaign(SEED), 2).run().failure
     assert "check accuses []" in failure
 
 
+@pytest.mark.long
 def test_copies_that_are_not_made_again_end_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: Any) -> None:
         """No repair."""

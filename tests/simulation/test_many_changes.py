@@ -19,6 +19,7 @@ def test_twenty_changes_in_a_row(seed: int) -> None:
     assert outcome.counts["mapping changed after a push"] >= CHANGES_LEAST
 
 
+@pytest.mark.long
 def test_changing_plans_have_all_that_is_to_meet() -> None:
     plans = [make_changing_plan(seed) for seed in range(200)]
     for plan in plans:
@@ -52,6 +53,7 @@ def test_no_seed_means_something_else_for_them() -> None:
     assert simulator.cases_of((50,), "longer") == [(50, "longer")]
 
 
+@pytest.mark.long
 def test_a_batch_tells_what_ran_beside_its_seeds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_nothing_of_the_product_is_exchanged_but_for_mutants_floors_and_what_dra
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_another_seed_is_another_run() -> None:
     assert Play(make_plan(5)).run().trace != Play(dataclasses.replace(make_plan(5), seed=6)).run().trace
 
@@ -97,6 +98,7 @@ def test_brief_plans_are_brief() -> None:
     assert any(f.kind == "gone again" for p in again for f in p.faults)
 
 
+@pytest.mark.long
 def test_a_batch_counts_what_it_saw(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulator.main(["--seeds", "2", "--first", "11", "--jobs", "2"]) == 0
     out = capsys.readouterr().out
@@ -111,6 +113,7 @@ CAUGHT = (
 )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(2, CAUGHT))
 def test_a_broken_rule_is_caught(name: str) -> None:
     broken = MUTANTS[name]
@@ -137,6 +140,7 @@ LATER = {
 }  # the first seed that is tried, where those from 7 on show nothing for long
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(4, SHOWN))
 def test_a_scenario_shows_a_broken_rule_and_nothing_else(name: str) -> None:
     """Within a few seeds: what the network does is still chance."""
@@ -270,6 +274,7 @@ def test_requests_lie_around_or_are_refused_as_a_plan_says() -> None:
     assert refused == ["early c put a/floor/8"]
 
 
+@pytest.mark.long
 def test_mutants_break_what_they_say_and_mend_it_again() -> None:
     """Each can be put in and taken out: those that replace parts of a function's text find these parts."""
     for broken in MUTANTS.values():
@@ -357,6 +362,7 @@ def test_a_failing_seed_is_told_shrunk_and_kept(
     assert simulator.main(["--replay", str(kept)]) == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("at", first(6, reversed(range(len(KEPT.read_text("utf-8").splitlines())))))
 def test_a_plan_that_failed_once_is_well(at: int) -> None:
     """The newest first; `at` counts from the oldest."""
@@ -426,6 +432,7 @@ def test_a_change_that_is_agreed_twice_is_named() -> None:
         checks.history([], chain)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_content_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(make_plan(3))
     real = checks.nothing_lost
@@ -453,6 +460,7 @@ def test_a_line_that_is_in_history_alone_is_named() -> None:
     checks.no_line_lost(clients, {b"others"})
 
 
+@pytest.mark.long
 def test_a_pack_that_is_gone_everywhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(make_plan(3))
     real = checks.nothing_lost

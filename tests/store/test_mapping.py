@@ -99,6 +99,7 @@ def set_probabilities(services: Mapping[str, int], copies: int) -> dict[frozense
 # ---- shares
 
 
+@pytest.mark.long
 def test_one_copy_follows_capacity() -> None:
     total = sum(FIVE_GB.values())
     statistic, freedom = chi_square(
@@ -194,6 +195,7 @@ def test_a_change_moves_only_what_it_must(change: str, copies: int) -> None:
     assert moved == abs(kept_after - kept_before)  # to the copy: what the changed backend gains or loses, nothing else
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("change", [change for change in CHANGES if "Baidu" not in change])
 def test_moves_are_those_of_figure_6(change: str, copies: int) -> None:

@@ -249,6 +249,7 @@ def test_earlier_mappings_that_cannot_be_are_refused(data: bytes) -> None:
         decode_config(forged)
 
 
+@pytest.mark.long
 @few_and_many("every", 8, 1)
 def test_a_change_moves_what_it_must_and_one_point_at_most(every: int) -> None:
     """Bound: what exact shares would move, and one point of all data. Every so many-th partition is looked at."""

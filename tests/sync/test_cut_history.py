@@ -77,6 +77,7 @@ class Kept:
         return self.root
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dropped", "root", "kept"),
     [
@@ -168,6 +169,7 @@ def rewritten(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return two
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "reads",
     [

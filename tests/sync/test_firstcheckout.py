@@ -100,6 +100,7 @@ def settled(w: Workspace) -> None:
     assert w.push("nothing").version is None
 
 
+@pytest.mark.few(1)
 def test_the_tree_is_the_same(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     w = published(lab)
     told: list[Any] = []

@@ -161,6 +161,7 @@ def state_of(root: Path) -> dict[str, Any]:
         }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", first(3, range(16)))
 def test_it_comes_to_what_a_look_at_everything_comes_to(
     lab: Lab, looks: Looks, monkeypatch: pytest.MonkeyPatch, seed: int

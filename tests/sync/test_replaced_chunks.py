@@ -90,6 +90,7 @@ def comes_to_others(lab: Lab, w: Workspace, device: str = "phone") -> None:
 # ---- where nothing is made of anything
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["cache", "index", "nodes", "off"])
 def test_without_the_old_bytes_a_chunk_is_stored_whole(lab: Lab, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls(*NAMES))
@@ -174,6 +175,7 @@ def test_other_bytes_are_no_deltas_and_soon_not_tried(lab: Lab, monkeypatch: pyt
     assert 4 <= len(tried) <= 12 < chunks
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("most", [512, 2])
 def test_of_very_many_new_small_files_few_are_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr("metasync.sync.replaced_chunks.NEW_SMALL_MAX", most)
@@ -185,6 +187,7 @@ def test_of_very_many_new_small_files_few_are_kept(lab: Lab, monkeypatch: pytest
     comes_to_others(lab, w)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pays", [True, False])
 def test_a_base_that_is_not_at_hand_is_fetched_where_that_pays(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, pays: bool
@@ -224,6 +227,7 @@ def test_a_base_that_cannot_be_fetched_is_none(lab: Lab, monkeypatch: pytest.Mon
 # ---- what it rests on
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fenced", [True, False])
 def test_a_base_that_goes_in_a_lost_race_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch, fenced: bool) -> None:
     """Between the look and the proposal another device replaces the document and collects all else. The fence would be
@@ -277,6 +281,7 @@ def test_a_base_that_stays_in_a_lost_race_counts(lab: Lab, monkeypatch: pytest.M
     comes_to_others(lab, w)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("collected", [False, True])
 def test_a_push_that_goes_on_uses_deltas_whose_bases_stayed(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, collected: bool
@@ -473,6 +478,7 @@ def copies_of(lab: Lab, w: Workspace, data: bytes) -> list[Path]:
     return [p for name in NAMES for p in lab.objects(name, "packs") if p.name in names]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("link", range(5))
 def test_each_link_of_a_chain_comes_from_another_replica_where_one_is_rotten(lab: Lab, link: int) -> None:
     w, docs = chain(lab)
@@ -495,6 +501,7 @@ def test_a_device_with_old_chunks_mends_what_no_backend_has(lab: Lab) -> None:
     comes_to_others(lab, w)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("back", [0, 2, 4])
 def test_versions_that_are_deltas_are_restored_elsewhere(lab: Lab, back: int) -> None:
     w, docs = chain(lab)
@@ -517,6 +524,7 @@ def test_a_restart_without_two_backends_keeps_what_is_stored_as_deltas(lab: Lab)
     assert not w.check(read_data=True).nowhere
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_collection_keeps_what_kept_versions_are_made_of(lab: Lab, kept: int) -> None:
     w, docs = chain(lab)
@@ -534,6 +542,7 @@ def down(lab: Lab) -> int:
     return sum(lab.counts[name].take().down_bytes for name in NAMES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [SHORT, 2_000_000])
 def test_a_pull_brings_the_difference(lab: Lab, size: int) -> None:
     w = lab.init(lab.urls(*NAMES))

@@ -66,6 +66,7 @@ def pair(request: pytest.FixtureRequest, lab: Lab, monkeypatch: pytest.MonkeyPat
     return Pair(one, two, request.param == "ignored")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [Workspace.pull, Workspace.sync], ids=["pull", "sync"])
 def test_a_copy_of_the_agreed_file_comes(pair: Pair, how: Callable[[Workspace], object]) -> None:
     write(pair.one.directory, {"backup": AGREED})
@@ -104,6 +105,7 @@ def test_a_restore_elsewhere_has_the_agreed_bytes(pair: Pair, lab: Lab) -> None:
     assert (lab.root / "out/v").read_bytes() == AGREED
 
 
+@pytest.mark.few(1)
 def test_a_conflict_is_ended(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     write(pair.one.directory, {"c": b"theirs\n"})
     pair.one.push()
@@ -137,6 +139,7 @@ def test_bytes_that_a_file_here_really_has_are_not_fetched(
     assert sum(count.take().down_bytes for count in lab.counts.values()) < 60_000
 
 
+@pytest.mark.few(1)
 def test_pieces_that_an_earlier_turn_fetched_are_not_copied_over(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was no source becomes one between two turns: the file is put together of pieces of one kind."""
     write(pair.one.directory, {"backup": AGREED})

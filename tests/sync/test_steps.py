@@ -167,6 +167,7 @@ def test_the_folder_is_walked_while_news_are_asked_for(
     assert late == []
 
 
+@pytest.mark.long
 def test_the_way_back_to_skip_is_at_hand(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each push by a process of its own, which remembers nothing."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -268,6 +269,7 @@ def test_a_pull_reads_the_root_of_the_index_and_what_is_new_in_it_side_by_side(
     assert alone == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("said", [(), (Ref(0, bytes(32)),), (Ref(7, b"\x07" * 32),) * 4], ids=["none", "zero", "false"])
 def test_what_is_said_of_an_index_is_a_hint_alone(
     lab: Lab,
@@ -286,6 +288,7 @@ def test_what_is_said_of_an_index_is_a_hint_alone(
     assert (d.directory / "x").read_bytes() == b"other"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_news_are_taken_in_where_nothing_changed_here(lab: Lab, command: str) -> None:
     urls = lab.urls("a", "b", "c")

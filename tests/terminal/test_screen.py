@@ -23,6 +23,7 @@ def edited(lab: Lab) -> Path:
     return w.directory
 
 
+@pytest.mark.long
 def test_the_screen_of_a_diff_has_gits_colours_and_none_with_no_color(edited: Path) -> None:
     with on_terminal("diff", "--text", cwd=edited) as t:
         assert t.end() == 0
@@ -41,6 +42,7 @@ def test_the_screen_of_a_diff_has_gits_colours_and_none_with_no_color(edited: Pa
         assert t.colours("+three") == {"default"}
 
 
+@pytest.mark.long
 def test_what_does_not_fit_the_screen_goes_through_the_pager(edited: Path) -> None:
     pager = {"METASYNC_PAGER": "sed 's/^/paged: /'"}
     with on_terminal("ls", cwd=edited, env=pager, rows=60) as t:
@@ -65,6 +67,7 @@ def test_ctrl_c_in_a_pager_is_the_pagers(edited: Path) -> None:
         assert "interrupted" not in t.text()
 
 
+@pytest.mark.long
 def test_the_bar_fits_the_terminal_goes_away_and_makes_room_for_ctrl_c(lab: Lab) -> None:
     with lab.init(lab.urls("a", "b", "c")) as w:
         w.configure("limit.up", "300k")

@@ -129,6 +129,7 @@ def test_a_store_that_can_be_watched() -> None:
     assert try_check(BY_NAME["watch"], store_of(wrong.Watched), "scratch", scale=SMALL).result == "passed"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FOLDERS, ids=lambda kind: kind.__name__)
 def test_what_only_another_process_can_see(kind: type[FolderBackend], tmp_path: Path) -> None:
     meant, said = FOLDERS[kind]
@@ -367,6 +368,7 @@ class DiesInTheRace(FolderBackend):
         return super().create(path, data)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("opener", "said"),
     [
@@ -530,6 +532,7 @@ def test_what_no_list_shows_is_removed_as_well() -> None:
     assert not shared.store.objects
 
 
+@pytest.mark.long
 def test_what_another_process_stored_is_removed_as_well(tmp_path: Path) -> None:
     report = run(Store.at(f"file://{tmp_path}"), "scratch", scale=replace(SMALL, kills=2))
     assert report.verdict == "may vote", report.reasons
@@ -568,6 +571,7 @@ def code_of(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+@pytest.mark.long
 def test_the_example_is_all_a_new_backend_needs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs/howto/check-a-backend.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)

@@ -56,6 +56,7 @@ def test_large_packs_are_begun_up_to_a_segment(segments: tuple[float, ...], expe
 # --- what a download makes of it
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ahead_s", [0.0, AHEAD_S, 30.0])
 def test_what_was_begun_is_not_asked_for_again(ahead_s: float) -> None:
     plain = Far(PACKS, FAR, 2)

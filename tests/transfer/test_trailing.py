@@ -78,6 +78,7 @@ def notices(told: list[Event]) -> list[str]:
     return [e.text for e in told if isinstance(e, Notice)]
 
 
+@pytest.mark.long
 def test_a_killed_push_goes_on_where_it_was(lab: Lab) -> None:
     """60 MB in some 15 packs of two copies: killed at the 20th copy, the next push sends the rest and a window more."""
     w = lab.init(lab.urls("a", "b", "c"))
@@ -463,6 +464,7 @@ def test_copies_that_cannot_be_made_now_are_told(lab: Lab) -> None:
     assert "still to be copied to b." in ran.out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["push", "sync"])
 def test_a_push_with_nothing_new_makes_the_rest_with_durability_too(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, how: str

@@ -106,6 +106,7 @@ def test_names_are_hashes_where_they_say_so(name: str) -> None:
     assert found > 20
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_passphrase_and_recovery_phrase_open_it(name: str) -> None:
     c = CASES[name]
@@ -125,6 +126,7 @@ def test_what_is_expected_of_it_is_whole(name: str) -> None:
     assert os.path.normpath("d/" + c["tree"]["d/link"]["target"]) == "notes.txt"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("without", ["", "a", "b", "c"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_new_device_gets_all_of_it(name: str, without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

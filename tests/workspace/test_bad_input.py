@@ -521,6 +521,7 @@ def test_a_damaged_copy_is_named_and_another_serves(lab: Lab, how: str) -> None:
     says(e.value, "check")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["meta", "const"])
 def test_meta_objects_that_are_missing_are_brought(lab: Lab, part: str) -> None:
     """As where the device that stored them ended before all backends had them: no backend is to blame."""
@@ -1021,6 +1022,7 @@ def test_keys_that_are_gone(lab: Lab) -> None:
     says(e.value, "device.key")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
 def test_an_unreadable_file_is_left_out_and_named(lab: Lab, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     w = started(lab)

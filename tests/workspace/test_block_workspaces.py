@@ -281,6 +281,7 @@ def test_what_a_push_left_under_way_does_not_hold_up_the_next_operation(
     assert late is not None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pushes", [1, 3])
 def test_a_share_that_was_not_mounted_during_a_push_votes_again(racing: Lab, pushes: int) -> None:
     w = racing.init(racing.urls(*URLS))

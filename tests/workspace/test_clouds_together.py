@@ -26,6 +26,7 @@ def clouds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dr
         yield dropbox, onedrive
 
 
+@pytest.mark.long
 def test_two_clouds_and_a_folder(lab: Lab, clouds: tuple[DropboxStandin, OneDriveStandin]) -> None:
     urls = [*URLS, lab.url("disk")]
     laptop = lab.init(urls, replicas=3)

@@ -129,6 +129,7 @@ def test_a_backend_that_missed_versions_is_simply_behind(lab: Lab) -> None:
     assert blamed(w) == {"a"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replacement", ["b", "elsewhere"])
 def test_a_wiped_backend_is_named_and_can_be_replaced(lab: Lab, replacement: str) -> None:
     """In one step, in the same place or in another: it is another acceptor in any case."""
@@ -305,6 +306,7 @@ def in_doubt(lab: Lab) -> tuple[Workspace, Workspace]:
     return w, d
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", ["keys", "backends"])
 def test_a_change_that_comes_upon_an_own_push_in_doubt(lab: Lab, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     """A first look still finds the push open, the next one that it was agreed: what follows stands on it."""

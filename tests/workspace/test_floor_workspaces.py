@@ -49,6 +49,7 @@ def slept(lab: Lab, w: Workspace) -> Workspace:
     return lab.keep(Workspace.open(c.directory))
 
 
+@pytest.mark.long
 def test_a_device_that_slept_over_floors_goes_on(lab: Lab) -> None:
     w = lab.init(lab.urls(*NAMES))
     many(w, 4)
@@ -82,6 +83,7 @@ def test_a_device_that_slept_over_floors_and_new_keys(lab: Lab) -> None:
     assert c.push().version is not None
 
 
+@pytest.mark.long
 def test_a_device_that_was_revoked_while_it_slept(lab: Lab) -> None:
     w = lab.init(lab.urls(*NAMES))
     many(w, 4)

@@ -80,6 +80,7 @@ def test_where_nothing_is_limited_no_file_is_written(lab: Lab, stores: Stores, s
     assert {c.status for n in NAMES for c in stores.made(n)} == {200}
 
 
+@pytest.mark.long
 def test_the_next_commands_leave_a_held_backend_alone(
     lab: Lab, stores: Stores, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -113,6 +114,7 @@ def test_the_next_commands_leave_a_held_backend_alone(
     assert (lab.clone(stores.urls, device="desktop").directory / "third").read_bytes() == b"3"
 
 
+@pytest.mark.long
 def test_two_processes_at_once_share_what_one_was_told(lab: Lab, stores: Stores) -> None:
     lab.clone(stores.urls, device="desktop").close()
     stores.forget()

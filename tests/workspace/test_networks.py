@@ -101,6 +101,7 @@ def two_devices(lab: Lab) -> tuple[Workspace, Workspace]:
     return one, until_done(lambda: lab.clone(lab.urls("a", "b", "c")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", first(1, [1, 2]))
 def test_over_lossy_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     nets: list[Any] = []
@@ -117,6 +118,7 @@ def test_over_lossy_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch, seed: in
     assert sum(net.faults.total() for net in nets) > 10
 
 
+@pytest.mark.long
 def test_over_slow_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request takes 0 to 8 ms, each backend another time: replies come in every order."""
     nets: list[SlowBackend] = []

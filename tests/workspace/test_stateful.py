@@ -523,6 +523,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.local]:
     forget_stores()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", first(1, range(1 if FIRST else RUNS)))
 def test_devices_converge_and_nothing_is_lost(
     run: int, here: threading.local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -544,6 +545,7 @@ def test_devices_converge_and_nothing_is_lost(
     print(f"METASYNC_STATEFUL_SEED={seed}:", ", ".join(f"{n} {k}" for k, n in sorted(world.did.items())))
 
 
+@pytest.mark.long
 def test_what_many_merges_replaced_is_all_kept(tmp_path: Path) -> None:
     """A device that pulls for days without pushing: each clean merge replaces what its user wrote."""
     urls = [f"memory://kept{i}" for i in range(3)]

@@ -138,6 +138,7 @@ def test_one_changed_file_costs_its_own_directory_and_the_way_to_it(
     assert counted.rows < 60, "of 8,420"
 
 
+@pytest.mark.long
 def test_nothing_hinted_at_costs_nothing(broad: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(broad, monkeypatch)
     walked = walk_index(broad.tree, broad.db, ROOT, Hints())
@@ -196,6 +197,7 @@ def test_a_hint_below_a_directory_that_is_no_more_tells_of_the_directory(
     is_same(whole, found)
 
 
+@pytest.mark.long
 def test_a_changed_rule_file_has_all_below_it_walked(broad: Settled) -> None:
     rules = os.fsdecode(RULES)
     (broad.root / "02" / rules).write_text("05\n")
@@ -210,6 +212,7 @@ def test_a_changed_rule_file_has_all_below_it_walked(broad: Settled) -> None:
     is_same(*both(broad, Hints({b"02"})))
 
 
+@pytest.mark.long
 def test_rule_files_on_the_way_count(broad: Settled) -> None:
     (broad.root / os.fsdecode(RULES)).write_text("*.o\n/04/secret/\n")
     (broad.root / "04" / os.fsdecode(RULES)).write_text("*.p\n")
@@ -221,6 +224,7 @@ def test_rule_files_on_the_way_count(broad: Settled) -> None:
     assert set(found.rules) == {b"", b"04"}
 
 
+@pytest.mark.long
 def test_a_workspace_of_its_own_on_the_way_is_left_alone(broad: Settled) -> None:
     (broad.root / "04" / ".metasync").mkdir()
     write(broad.root, {b"04/03/new": b"new"})
@@ -229,6 +233,7 @@ def test_a_workspace_of_its_own_on_the_way_is_left_alone(broad: Settled) -> None
     assert not changed(found.tree)
 
 
+@pytest.mark.long
 def test_a_folder_whose_names_have_twins_is_walked_whole(broad: Settled) -> None:
     (broad.root / "03" / "04" / "05").write_bytes(b"changed")
     broad.tree.rules = MACOS
@@ -256,6 +261,7 @@ def test_a_hint_at_names_lists_no_directory_below(broad: Settled, monkeypatch: p
     assert counted.listed == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("known", ["dev", "ino"])
 def test_a_folder_with_another_number_is_walked_whole(broad: Settled, known: str) -> None:
     """A disk under another number, or a copy of the folder: nobody watched it since its rows were made."""
@@ -272,6 +278,7 @@ def test_a_directory_in_the_place_of_another_is_known_from_then_on(broad: Settle
     assert {b"07", b"08"} <= found.put_rows.keys()
 
 
+@pytest.mark.long
 def test_rule_files_of_directories_that_a_walk_passes_by_are_kept(broad: Settled) -> None:
     """Those in directories that are still there as they were, and not in the tree; of no others."""
     (broad.root / "file").write_bytes(b"")

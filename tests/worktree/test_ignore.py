@@ -99,6 +99,7 @@ def git_ignores(top: Path, paths: list[bytes]) -> set[bytes]:
     return set(done.stdout.split(b"\0"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_git_says_the_same(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -109,6 +109,7 @@ def test_a_path_far_longer_than_any_system_call_takes(lab: Lab, names: list[byte
 # ---- long
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [b"n" * 255, b"n" * 251 + b".txt", "\u00e9".encode() * 127, b"." + b"x" * 254])
 def test_names_of_255_bytes_and_copies_of_them(lab: Lab, name: bytes) -> None:
     urls = lab.urls("a", "b", "c", kind="memory")
@@ -266,6 +267,7 @@ def special() -> Iterator[Callable[[Path, str], None]]:
         each.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
 def test_special_files_are_skipped_with_one_word(lab: Lab, special: Callable[[Path, str], None], kind: str) -> None:
     urls = lab.urls("a", "b", "c", kind="memory")
@@ -455,6 +457,7 @@ NEW = {
 THEIRS = {b"a": b"a of theirs", b"e": DIR, b"e/b": b"b of theirs", b"gone": b"g", b"mode": b"m", b"n": b"n", b"x": b"x"}
 
 
+@pytest.mark.few(1)
 @few_and_many("stride", 3, 1)
 @pytest.mark.parametrize("way", ["symlink", "inside"])
 @pytest.mark.parametrize("victim", [b"d", b"d/e"])
@@ -591,6 +594,7 @@ def test_other_disks_are_what_they_are_taken_for(tmp_path: Path) -> None:
                     assert (key(one.encode(), rules) == key(other.encode(), rules)) == same, (kind, one, other)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("disk", [Mac, Fat])
 def test_killed_with_names_that_do_not_fit(tmp_path: Path, disk: type[OtherDisk]) -> None:
     """What was left out before the end of the process is left out after it, and is not taken for deleted."""

@@ -218,6 +218,7 @@ def test_the_one_that_is_here_is_given_the_other_ones_spelling(pair: Make, disk:
     p.rest()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("disk", [Mac, OldMac, Casefold])
 def test_both_spellings_of_an_accent(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {NFC: b"composed", NFD: b"decomposed", b"d" + NFC + b"/x": b"in a directory"})
@@ -238,6 +239,7 @@ def test_both_spellings_of_an_accent(pair: Make, disk: type[OtherDisk]) -> None:
     assert set(p.agreed()) == {NFC, b"d" + NFC, b"d" + NFC + b"/x"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("disk", [OldMac, Lowering])
 def test_a_disk_that_spells_names_in_its_own_way_renames_nothing(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {b"R" + NFC: b"1", b"D" + NFC + b"/X" + NFC: b"2"})
@@ -270,6 +272,7 @@ ODD = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("disk", [Windows, Fat])
 def test_names_that_cannot_be_held_stay_agreed(pair: Make, disk: type[OtherDisk]) -> None:
     p = pair(disk, {**dict.fromkeys(ODD, b"1"), b"plain": b"2"})
@@ -426,6 +429,7 @@ def test_a_deletion_that_is_pulled_over_by_a_twin(pair: Make, disk: type[OtherDi
     assert p.linux.tree() == {b"A": b"2"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("disk", [Mac, Fat])
 def test_a_directory_that_stays_agreed_for_what_was_never_here_takes_no_other_with_it(
     pair: Make, disk: type[OtherDisk]

@@ -356,6 +356,7 @@ def test_deleted_elsewhere_goes_here_unless_it_was_edited(lab: Lab, seen: bool) 
     assert paths(c) == {NAME, "x"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seen", [False, True])
 def test_an_ignored_file_in_the_way_of_an_agreed_one(lab: Lab, seen: bool) -> None:
     w, c = pair(lab, {"x": b"x"})

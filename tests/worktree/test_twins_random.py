@@ -218,6 +218,7 @@ def seeds(disks: Iterable[type[OtherDisk]]) -> list[Any]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("disk", "run"), seeds([Mac, OldMac, Casefold, Windows, Fat, Lowering]))
 def test_nothing_is_lost_between_twins(
     disk: type[OtherDisk], run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

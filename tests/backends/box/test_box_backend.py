@@ -12,6 +12,7 @@ from metasync.backends.box import BoxBackend
 from metasync.testing.contract import CHECKS, Check, Store, check_id
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("check", CHECKS, ids=check_id)
 def test_contract(check: Check, opened: Callable[..., BoxBackend], standin: BoxStandin) -> None:
     passes(check, Store(opened), SMALL)

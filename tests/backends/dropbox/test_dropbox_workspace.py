@@ -44,6 +44,7 @@ def test_damage_is_seen_without_a_download(w: Workspace, standin: DropboxStandin
     assert not [e for e in standin.take_log() if e.request.path == "/2/files/download" and e.answer_bytes > 1000]
 
 
+@pytest.mark.long
 def test_nothing_rests_on_lists(
     lab: Lab, standin: DropboxStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_nothing_rests_on_lists(
     assert w.check().problems == ()
 
 
+@pytest.mark.long
 def test_two_devices_push_at_once(
     lab: Lab, standin: DropboxStandin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

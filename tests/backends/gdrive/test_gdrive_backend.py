@@ -15,6 +15,7 @@ DATA = [check for check in CHECKS if check.needed_for == "data"]
 VOTES = [check for check in CHECKS if check.needed_for == "voting"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("check", DATA, ids=check_id)
 def test_contract(check: Check, opened: Callable[..., GoogleDriveBackend], standin: GoogleDriveStandin) -> None:
     passes(check, Store(opened), SMALL)

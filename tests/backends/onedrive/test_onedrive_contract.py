@@ -14,6 +14,7 @@ from metasync.testing.contract import CHECKS, Check, Store, check_id
 URL = "onedrive:/metasync/one"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("check", CHECKS, ids=check_id)
 def test_contract(standin: OneDriveStandin, check: Check) -> None:
     standin.page = 40

@@ -58,6 +58,7 @@ def broken(standin: OneDriveStandin) -> None:
     standin.switches.refused = [(503, None)] * 500
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [away, throttled, revoked, full, broken], ids=lambda fault: fault.__name__)
 def test_the_others_go_on_without_it(
     lab: Lab, standin: OneDriveStandin, urls: list[str], laptop: Workspace, fault: Callable[[OneDriveStandin], None]
@@ -73,6 +74,7 @@ def test_the_others_go_on_without_it(
     assert tree_of(desktop.directory) == tree_of(w.directory)
 
 
+@pytest.mark.long
 def test_lost_and_torn_answers(lab: Lab, standin: OneDriveStandin, urls: list[str], laptop: Workspace) -> None:
     for number, fault in enumerate(("lost", "dropped", "truncated", "torn")):
         setattr(standin.switches, fault, 3)

@@ -234,6 +234,7 @@ def test_the_file_is_its_owners(tmp_path: Path) -> None:
         file_sink(str(tmp_path / "no" / "folder"))
 
 
+@pytest.mark.long
 def test_every_command_writes_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = lab.root / "trace"
     monkeypatch.setenv("METASYNC_TRACE", str(trace))

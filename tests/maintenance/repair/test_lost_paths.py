@@ -165,6 +165,7 @@ def test_a_directory_of_many_nodes_of_which_one_is_lost(lab: Lab, monkeypatch: p
     assert [(g.path, g.first, g.last) for g in found] == [(b"long/", 1, 1), (b"long/00000", 1, 1)]
 
 
+@pytest.mark.long
 def test_a_chunk_that_another_device_gave_up_is_missed_and_stored_again(lab: Lab) -> None:
     """A file in chunks: its list of chunks is there, and one of them is in no pack any more."""
     w = lab.init(lab.urls(*NAMES))
@@ -186,6 +187,7 @@ def test_a_chunk_that_another_device_gave_up_is_missed_and_stored_again(lab: Lab
     assert tree_of(fresh.directory) == tree_of(w.directory)
 
 
+@pytest.mark.long
 def test_what_a_collection_deletes_meanwhile_is_not_called_lost(lab: Lab) -> None:
     w = versions(lab)
     write(w.directory, {"new/large": noise(20_000_000, 1)})

@@ -59,6 +59,7 @@ def is_sound(w: Workspace) -> bool:
     return not (report.problems or report.lost or report.nowhere or report.meta_problems)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("data", [b"small", LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("where", ["moved", "below/copied", "ignored.tmp"])
 def test_bytes_that_lie_under_another_path(lab: Lab, data: bytes, where: str) -> None:
@@ -82,6 +83,7 @@ def test_bytes_in_a_file_that_is_not_pushed_yet(lab: Lab) -> None:
     assert content(lab.clone(lab.urls(*NAMES), device="fresh"), "file", "1") == b"v1"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data", [b"first", LARGE], ids=["small", "large"])
 def test_a_file_that_is_as_an_older_version_had_it(lab: Lab, data: bytes) -> None:
     """The newest version lacks nothing. The one who gave the old content up had no such file."""
@@ -113,6 +115,7 @@ def pack_with(w: Workspace, content: bytes, data: bytes) -> Any:
         return record
 
 
+@pytest.mark.long
 def test_what_was_given_up_long_ago_is_looked_for_too(lab: Lab) -> None:
     """Nothing in the index shows any more that something was given up."""
     w = pushed(lab, {"file": b"first"})

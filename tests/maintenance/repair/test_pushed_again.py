@@ -54,6 +54,7 @@ def test_a_file_that_is_read_by_the_push(lab: Lab) -> None:
     assert is_whole(lab, "found again")
 
 
+@pytest.mark.long
 def test_a_file_that_a_pull_has_read(lab: Lab) -> None:
     """The push finds its row, and reads nothing."""
     w = lost_but_for_its_list(lab)
@@ -67,6 +68,7 @@ def test_a_file_that_a_pull_has_read(lab: Lab) -> None:
     assert is_whole(lab, "found again")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_lost", [False, True], ids=["list there", "list lost"])
 def test_a_file_that_a_pull_has_read_is_read_again_only_if_its_list_cannot_be_had(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, is_lost: bool

@@ -124,6 +124,7 @@ def test_what_no_backend_has_is_stored_from_the_folder(lab: Lab) -> None:
     assert not phone.check(read_data=True).problems
 
 
+@pytest.mark.long
 def test_what_one_device_changed_another_gives_back(lab: Lab) -> None:
     """The laptop edited one of the files meanwhile, and has it no more; the phone has all."""
     w = pushed(lab)
