@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -238,7 +239,7 @@ class AgreedIndexes:
             left -= one.segment.held_bytes
             if left < 0:
                 break
-            kept[digest] = one
+            kept[digest] = one._replace(segment=replace(one.segment))  # without the maps of what was asked of it
         return kept
 
     def _kept(self, spool: Spool, data: bytes) -> Packed:
