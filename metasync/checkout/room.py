@@ -42,6 +42,14 @@ def no_room(size: int) -> str:
     return f"{NO_ROOM} for its {size:,} bytes"
 
 
+def size_waiting(reason: str) -> int | None:
+    """How many bytes a file has that is unplaced for this reason; None where it does not wait for room."""
+    number = reason.removeprefix(NO_ROOM).removeprefix(" for its ").removesuffix(" bytes").replace(",", "")
+    if not reason.startswith(NO_ROOM):
+        return None
+    return int(number) if number.isascii() and number.isdecimal() else 0
+
+
 def free_bytes(tree: WorkTree, db: State, wanted: int = 0) -> int:
     """What the folder's disk has free, after the chunks that are kept for deltas gave what `wanted` lacks."""
     free = tree.disk.free_bytes(tree.state_dir())

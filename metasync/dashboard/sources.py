@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from metasync.errors import MetaSyncError, WorkspaceError
 from metasync.events import Event, Phase, Progress, Transferred
+from metasync.local.state_keys import NO_ROOM
 from metasync.reports.backends import Status
 from metasync.reports.service import Activity, DaemonState, Doing, Line, Problem, WorkspaceState
 from metasync.service import client
@@ -240,6 +241,8 @@ def outcome(s: Status) -> tuple[Doing, str]:
         return "waiting", "there is a newer version"
     if len(s.changes):
         return "waiting", "changes here are not pushed yet"
+    if any(one.reason.startswith(NO_ROOM) for one in s.unplaced):
+        return "waiting", "files wait for room on this disk"
     return "in step", ""
 
 

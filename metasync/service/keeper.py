@@ -44,11 +44,13 @@ from metasync.service.last_hour import LastHour
 from metasync.service.long_polls import LongPolls
 from metasync.service.problems import NEEDS_A_HAND
 from metasync.service.quiet import Quiet
+from metasync.service.room_watch import RoomWatch
 from metasync.service.watch import Watching, watch
 from metasync.session import peek
 from metasync.session.connections import Machine
 from metasync.session.folder import DB_FILE, STATE_DIR
 from metasync.workspace import Workspace
+from metasync.worktree.disk import free_bytes
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend
@@ -108,6 +110,7 @@ class Keeper:
         self._place: tuple[int, int] | None = None  # device and inode of the folder
         self._walk_at = now + RESCAN_S  # when everything is to be walked again
         self._quiet = Quiet(clock, self._is_wanted)
+        self._room = RoomWatch(lambda: free_bytes(self.directory), draw)
         self._thread = threading.Thread(target=self._run, name=f"keeper {self.directory.name}", daemon=True)
 
     # any thread
@@ -248,6 +251,8 @@ class Keeper:
             self._walk_at = now + (RESCAN_S if self._changes.short is None else RESCAN_SHORT_S)
             self._changes.renew()
         size = self._changes.estimate(now, workspace._db)
+        if self._room.has_room(now):
+            self.hint()
         with self._wakes:
             if size is not None:
                 self._batch.estimated(size)
@@ -264,7 +269,8 @@ class Keeper:
         with self._wakes:
             due = self._batch.due(self._clock())
             sizes_at = max(self._changes.estimate_at, self._batch.pauses.until)
-        return min(self._hearing.due, self._walk_at, sizes_at, self._quiet.at, math.inf if due is None else due)
+        due_at = math.inf if due is None else due
+        return min(self._hearing.due, self._walk_at, sizes_at, self._quiet.at, self._room.at, due_at)
 
     def _is_wanted(self) -> bool:
         """Whether there is something else to do than to keep up the data."""
@@ -284,6 +290,8 @@ class Keeper:
             return ("waiting", "backends that answer") if is_passing else ("stuck", "")
         if self._batch.first is not None or self._changes:
             return "waiting", "more changes"
+        if self._room.is_needed:
+            return "waiting", "room on this disk"
         return ("in step", "") if state.looked_s is not None else ("starting", "")
 
     # the folder, and the workspace in it
@@ -327,6 +335,7 @@ class Keeper:
             self._batch.ask()
             self._hearing.ask(self._clock())
         self._account.update(name=db.get(NAME_KEY) or self.directory.name)
+        self._room.waits(self._clock(), db.unplaced().values())
         self._changes.begin(db, self._watching)
         self._opening.passed()
         self._account.passed("open")
@@ -499,6 +508,7 @@ class Keeper:
         self._hour.passed("pull")
         self._account.down(report.down)
         self._account.pulled(report)
+        self._room.waits(self._clock(), workspace._db.unplaced().values())
         self._account.update(version=report.version)
         if report.version != report.before:
             self._happened()

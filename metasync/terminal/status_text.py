@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from metasync.errors import NoQuorumError
+from metasync.local.state_keys import NO_ROOM
 from metasync.terminal.backends_text import backends, moving, trailing
 from metasync.terminal.style import alarm, styled
 from metasync.terminal.sync_text import changes, changes_line, conflicts, left_out, unplaced
@@ -85,6 +86,9 @@ def _step(s: Status, now_ns: int) -> list[str]:
         return [f"{behind}.", _next("metasync pull")]
     if changed:
         return [f"{sentence(here)} is the newest; {changed}.", _next("metasync push")]
+    if waiting := sum(one.reason.startswith(NO_ROOM) for one in s.unplaced):
+        lacking = f"{count(waiting, 'file')} {'waits' if waiting == 1 else 'wait'} for room on this disk"
+        return [f"{sentence(here)} is the newest; {lacking}.", _next("free some space; then metasync pull")]
     return [styled("good", "In step") + f" with {here}."]
 
 

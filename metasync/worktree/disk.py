@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from metasync.worktree.names import ENCODING, folds_to_state
@@ -120,6 +121,12 @@ def write_part(disk: Disk, fd: int, data: bytes | memoryview, offset: int) -> No
         disk.write_zeros(fd, len(data), offset)
     else:
         disk.write(fd, data, offset)
+
+
+def free_bytes(place: int | Path) -> int:
+    """Space left for this user on the file system of a descriptor or path."""
+    st = os.statvfs(place)
+    return st.f_bavail * st.f_frsize
 
 
 class Disk:
@@ -289,8 +296,7 @@ class Disk:
 
     def free_bytes(self, fd: int) -> int:
         """Space left for this user."""
-        st = os.statvfs(fd)
-        return st.f_bavail * st.f_frsize
+        return free_bytes(fd)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

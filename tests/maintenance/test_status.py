@@ -13,7 +13,7 @@ from workspace_kit import Lab, write
 from metasync.local.state_keys import AWAY_KEY
 from metasync.maintenance.holdings import Held, Holdings
 from metasync.reports.backends import BackendState, Status
-from metasync.reports.sync import Changes
+from metasync.reports.sync import Changes, Skipped
 from metasync.store.placement import survives
 from metasync.terminal import backends_text, status_text
 from metasync.terminal.text import ago, since
@@ -88,6 +88,11 @@ def test_copies_that_were_never_made_are_told_though_all_backends_answer() -> No
             {"newest": None, "problem": "no quorum"},
             "At version 14 (2 minutes ago, from desktop); whether",
             "No quorum.",
+        ),
+        (
+            {"unplaced": (Skipped(b"film", "no room for its 5 bytes"), Skipped(b"x.", "its name ends in a dot"))},
+            "Version 14 (2 minutes ago, from desktop) is the newest; 1 file waits for room on this disk.",
+            "Next: free some space; then metasync pull",
         ),
         ({"time_ns": None, "device": "", "by_copies": ()}, "Nothing was pushed yet.", "Next: metasync push"),
     ],
