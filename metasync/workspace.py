@@ -145,7 +145,9 @@ class Workspace:
             words = (name, backends, passphrase, device_name, expect, heard)
             return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again, merge=merge))
 
-        report = first_checkout.clone(begin, cls._finish_clone, settings, lambda: take_back(folder) and invite is None)
+        report = first_checkout.clone(
+            begin, cls._finish_clone, settings, lambda: (take_back(folder) or merge) and invite is None
+        )
         return dataclasses.replace(report, vouched=invite is not None or expect is not None)
 
     def _finish_clone(self) -> reports.CloneReport[Workspace]:

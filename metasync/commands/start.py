@@ -11,7 +11,7 @@ import click
 
 from metasync.config import byzantine_f, quorum
 from metasync.errors import UsageError
-from metasync.terminal import prompt, sync_text
+from metasync.terminal import by_daemon, prompt, sync_text
 from metasync.terminal import text as _text
 from metasync.terminal.console import Console, Options, common, program_in
 from metasync.terminal.passphrase import anyway_option, first_passphrase, tried
@@ -208,6 +208,9 @@ def clone(
     trusted = _asked_trust(options) if not trust_hosts else True
     if dry_run:
         _preview(console, options.directory / directory, name or "", backends, code, trusted, merge=merge)
+
+    if merge:
+        by_daemon.refuse_kept(options.directory / directory)
 
     def begun(given: str) -> CloneReport[Workspace]:
         return Workspace.clone(

@@ -97,9 +97,9 @@ def begin(
     `again`: the keys that were found before are not in force, so nothing is taken on trust. `merge`: the folder has
     files, which stay, and perhaps a local state that is of no use.
     """
-    if lost_state.is_begun(folder, name, merge=merge):
+    if lost_state.is_begun(folder, name, merge=merge) and not again:
         return {}
-    lost_state.cleared(folder, name, merge=merge)
+    lost_state.cleared(folder, name, merge=merge, again=again)
     urls = open_backend.parsed_urls(backends)
     device = new_device(device_name or open_backend.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
     with contextlib.ExitStack() as opening:

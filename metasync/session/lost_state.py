@@ -71,14 +71,15 @@ def is_begun(folder: Path, name: str | None, *, merge: bool) -> bool:
     return is_unfinished(folder, name)
 
 
-def cleared(folder: Path, name: str, *, merge: bool) -> Path:
+def cleared(folder: Path, name: str, *, merge: bool, again: bool = False) -> Path:
     """The folder for a clone. `merge`: its files are to stay; else there must be none. `WorkspaceError`, `UsageError`.
 
-    One with a local state is taken for a merge alone, and where that is lost.
+    One with a local state is taken for a merge alone, and where that is lost; or where it is that of a merge which was
+    interrupted, and whose keys were changed since: `again`.
     """
     if not merge or not (folder / STATE_DIR).is_dir():
         checked = new_folder(folder, name)
-    elif why_lost(folder):
+    elif (again and is_unfinished(folder, name)) or why_lost(folder):
         checked = new_folder(folder, name, anew=True)
     else:
         raise WorkspaceError(

@@ -43,6 +43,22 @@ def keeping(directory: Path) -> Iterator[tuple[Client, WorkspaceState] | None]:
         yield (daemon, found) if daemon is not None and found is not None else None
 
 
+def refuse_kept(folder: Path) -> None:
+    """`WorkspaceError` where the daemon keeps this very folder: it is at work with the local state that is there."""
+    with keeping(folder) as found:
+        if found is None or Path(found[1].directory) != Path(os.path.realpath(folder)):
+            return
+    from shlex import quote
+
+    from metasync.errors import WorkspaceError
+
+    name = quote(str(folder))
+    raise WorkspaceError(
+        f"the daemon keeps {folder} in step, and has its local state open",
+        next_step=f"Have it let go first: metasync daemon remove {name}. Afterwards: metasync daemon add {name}.",
+    )
+
+
 def done(console: Console, through: Callable[[Client, Path], T], alone: Callable[[], T]) -> T:
     """What `through` gives where the daemon keeps the folder, else what `alone` gives.
 

@@ -198,3 +198,26 @@ def test_without_a_daemon_it_says_how_to_start_one(lab: Lab) -> None:
         ran = run_cli("daemon", word)
         assert ran.code == 1
         assert "metasync daemon start" in ran.err
+
+
+def test_a_folder_that_it_keeps_is_made_no_new_device_until_it_lets_go(lab: Lab, kept: Fleet) -> None:
+    folder, words = lab.root / "laptop", ("clone", "--merge", ".", "--name", "docs", *lab.words("a", "b", "c"))
+    state = folder / ".metasync"
+    write(folder, {"mine": b"never pushed"})
+    key = (state / "device.key").read_bytes()
+    (state / "state.db").unlink()
+    refused = lab.cli(*words, "--json")
+    assert (refused.code, refused.json["error"]["kind"]) == (1, "WorkspaceError")
+    assert "the daemon keeps" in refused.json["error"]["message"]
+    assert f"metasync daemon remove {folder}" in refused.json["error"]["next_step"]
+    assert (state / "device.key").read_bytes() == key
+    assert not (state / "before").exists()
+    assert lab.cli("clone", "--dry-run", *words[1:]).code == 0, "what changes nothing is not refused"
+    with client.connected() as daemon:  # as `metasync daemon remove` does; the fleet's list is not the user's
+        assert daemon is not None
+        daemon.remove(folder)
+    assert lab.cli(*words).code == 0
+    assert (state / "device.key").read_bytes() != key
+    assert lab.cli("push").code == 0
+    assert lab.cli("clone", "../second", "--name", "docs", *lab.words("a", "b", "c")).code == 0
+    assert (lab.root / "second" / "mine").read_bytes() == b"never pushed"

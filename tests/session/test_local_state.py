@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.errors import UpgradeError, WorkspaceError
+from metasync.errors import PassphraseError, UpgradeError, WorkspaceError
 from metasync.local.lock import WorkspaceLock
 from metasync.reports.sync import Changes
+from metasync.sync import first_checkout
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -373,3 +374,44 @@ def test_a_file_that_came_back_is_not_deleted_again_by_old_state(lab: Lab) -> No
     two.push()
     sync(one, two)
     assert files(one)["d/x"] == files(two)["d/x"] == kept
+
+
+def test_keys_that_were_changed_meanwhile_open_by_the_passphrase_of_today(lab: Lab) -> None:
+    """The old device is revoked, and the passphrase another one: what lay here stays, whoever it was."""
+    one, two = pair(lab)
+    folder, device = one.directory, device_id(one)
+    write(folder, {"mine": b"never pushed"})
+    one.close()
+    lose(folder, "state gone")
+    two.device_revoke([device.hex()], PASSPHRASE, new_passphrase="seven quiet herons by the mill")
+    with pytest.raises(PassphraseError):
+        merged(lab, folder)
+    assert not (folder / STATE / "before").exists()
+    assert (folder / "mine").read_bytes() == b"never pushed"
+    again = merged(lab, folder, passphrase="seven quiet herons by the mill")
+    sync(again, two)
+    assert files(again) == files(two)
+    assert files(two)["mine"] == b"never pushed"
+
+
+def test_keys_that_are_changed_between_the_two_halves_of_a_merge(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed before its device was agreed, and found keys that are not in force any more."""
+    one, two = pair(lab)
+    folder = one.directory
+    write(folder, {"mine": b"never pushed", f"{STATE}/replaced/3": b"nowhere else"})
+    one.close()
+    lose(folder, "state gone")
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as m:
+        m.setattr(first_checkout, "finish_clone", killed)
+        with pytest.raises(Killed):
+            merged(lab, folder)
+    two.key_rotate(PASSPHRASE)
+    again = merged(lab, folder)
+    sync(again, two)
+    assert files(again) == files(two)
+    assert files(two)["mine"] == b"never pushed"
+    assert [p.read_bytes() for p in (folder / STATE).rglob("3")] == [b"nowhere else"]
