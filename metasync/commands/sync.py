@@ -30,7 +30,7 @@ def status(options: Options) -> None:
     """Shows whether you are in step and safe, and what to do next.
 
     In step: nothing changed here that is not pushed, and nothing newer is there. Safe: every pack of data has all its
-    copies on backends that answer. Ends with 4 where copies are missing, 3 where conflicts wait, 5 where too few
+    copies on backends that answer. Ends with 4 where copies are missing or bad, 3 where conflicts wait, 5 where too few
     backends answer. With --verbose also shows what is ignored.
 
     \b
@@ -46,7 +46,7 @@ def status(options: Options) -> None:
     codes = [s.error.exit_code] if s.error is not None else []
     codes += [1] if s.unreadable else []
     codes += [3] if s.conflicts else []
-    codes += [4] if s.short else []
+    codes += [4] if s.short or s.bad_copies else []
     now_ns = time.time_ns()
     above, document = _kept(kept, now_ns / 1e9)
     lines = [*above, *status_text.status(s, now_ns=now_ns, verbose=options.verbose)]

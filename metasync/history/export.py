@@ -99,6 +99,7 @@ def extract(
         unchanged=sum(p not in new and p not in failures for p in tree),
         failed=failures.listed(),
         down=dict(s.down),
+        bad_copies=s.bad_copies,
     )
 
 

@@ -56,7 +56,7 @@ def read(s: Session, version: str, path: bytes, write: Callable[[bytes], object]
         kind = DamagedError if isinstance(e, DamagedError) else NoQuorumError
         given = f"; {done:,} of its {entry.size:,} bytes were given out, and these are right" if done else ""
         raise kind(f"{name} of {found.title} cannot be read{given}: {e.message}", next_step=e.next_step) from e
-    return CatReport(found.number, found.id, path, entry.size)
+    return CatReport(found.number, found.id, path, entry.size, history.s.bad_copies)
 
 
 def _pieces(history: History, path: bytes, entry: Entry) -> Iterator[bytes]:

@@ -190,6 +190,7 @@ def _restore_once(
         + noted((p, "ignored, so the next push does not take it") for p in here.held if p in plan.new),
         unsaved=tuple(sorted(plan.unsaved)),
         down=dict(s.down),
+        bad_copies=s.bad_copies,
     )
     if dry_run or not plan.new:
         return report
@@ -305,6 +306,7 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
         unreadable=report.unreadable,
         skipped=report.skipped + noted(applied.kept),
         down=dict(s.down),
+        bad_copies=s.bad_copies,
     )
 
 

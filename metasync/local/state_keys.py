@@ -189,6 +189,13 @@ def _floorless(told: Any) -> Floorless:
     return Floorless(str(mark), {bytes.fromhex(a).hex(): (int(floor), float(at)) for a, (floor, at) in seen.items()})
 
 
+def _bad_copies(told: Any) -> Mapping[str, Mapping[str, int]]:
+    return {
+        bytes.fromhex(pack).hex(): {bytes.fromhex(backend).hex(): int(at_ns) for backend, at_ns in by.items()}
+        for pack, by in told.items()
+    }
+
+
 def _texts(data: bytes) -> tuple[bytes, ...]:
     r = Reader(data, "list")
     out = []
@@ -261,6 +268,9 @@ TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
 )
 WIPE_KEY: Final = Key("wipe", BYTES, None)  # ways to removed backends that are to be emptied: `moving.wipe`
 MENDING_KEY: Final = Key("mending", BYTES, None)  # names of packs with a bad copy: `transfer.wrong_copies`
+BAD_COPIES_KEY: Final = Key(  # where copies were found altered, by pack and backend, with when: `transfer.wrong_copies`
+    "bad copies", json_codec("bad copies", _bad_copies), None
+)
 READING_KEY: Final = Key("reading", COUNT, None)  # when a push reads copies next, seconds since 1970: `moving.upkeep`
 UPKEEP_KEY: Final = Key("upkeep", COUNT, None)  # when upkeep is tried again, seconds since 1970: `moving.upkeep`
 SURPLUS_KEY: Final = Key("surplus", COUNT, None)  # how often a push may still try to free it: `moving.upkeep`

@@ -181,7 +181,11 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     s.db.set(SHORT_KEY, short)
     if read_data:  # else a digest would take back what was found by reading
         wrong_copies.drop(s.db, wrong_copies.load(s.db))
+        wrong_copies.mended(s.db, wrong_copies.bad(s.db))
+        s.transfer.faults.clear()  # what reading met before is among what was read now
+    wrong_copies.mended(s.db, wrong_copies.bad(s.db).keys() - {p.name for p in agreed.index.packs().values()})
     wrong_copies.note(s.db, [f.record.name for _, f in now.found.values() if f.good and f.bad])
+    note_bad(s, [f for _, f in now.found.values()])
     _note_look(s)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
@@ -228,6 +232,12 @@ def _both(joined: Repaired | None, rest: Repaired | None) -> Repaired | None:
     version = rest.version or joined.version
     left_out = (*joined.left_out, *rest.left_out)
     return replace(rest, version=version, waits=joined.waits + rest.waits, left_out=left_out)
+
+
+def note_bad(s: Session, findings: Sequence[Finding], *, missing: bool = False) -> None:
+    """Notes which copies were found wrong by their bytes; `missing`: or missing, for people to be told of them."""
+    bad = ((f.record.name, i) for f in findings if f.by_bytes or (missing and f.is_sure) for i in f.bad)
+    wrong_copies.note_bad(s.db, bad, s.wall_ns())
 
 
 def _note_look(s: Session) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ from metasync.reports.backends import Moving
 from metasync.store import placement
 from metasync.store.moves import Places
 from metasync.store.placement import Placement, partition_of, placement_of
-from metasync.transfer import late_copies
+from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.estimates import Direction
 
 if TYPE_CHECKING:
@@ -60,21 +60,33 @@ def holdings(s: Session, index: Index) -> Holdings:
     now = s.transfer.placement
     packs = index.packs()
     late = {key: t for key, t in late_copies.load(s.db).items() if key in packs}
+    bad = wrong_copies.bad(s.db)
+    seen_bad = {p.id for p in packs.values() if p.name in bad} if bad else set()
+    apart = late.keys() | seen_bad
+    before, is_still = _before(s, now)
     out: dict[frozenset[bytes], Held] = {}
-    if s.previous is not None and s.config.moving is not None:
-        before, moved = placement_of(s.previous), displaced(s)
-
-        def is_still(p: PackRecord) -> bool:
-            may = moved is None or p.id in moved
-            return may and not set(now.primary(p.name)) <= set(before.primary(p.name))
-
-        _count(out, (p for p in packs.values() if p.id not in late and is_still(p)), before)
-        _count(out, (p for p in packs.values() if p.id not in late and not is_still(p)), now)
-    else:
-        _count(out, (p for p in packs.values() if p.id not in late), now)
+    if before is not now:
+        _count(out, (p for p in packs.values() if p.id not in apart and is_still(p)), before)
+    _count(out, (p for p in packs.values() if p.id not in apart and not is_still(p)), now)
     for trail in late.values():
-        _add(out, frozenset(trail.holders), 1, trail.size)
+        _add(out, frozenset(trail.holders).difference(bad.get(trail.name, ())), 1, trail.size)
+    for p in (packs[i] for i in seen_bad - late.keys()):
+        holders = (before if is_still(p) else now).primary(p.name)
+        _add(out, frozenset(holders).difference(bad[p.name]), 1, p.size)
     return Holdings(now.copies, out)
+
+
+def _before(s: Session, now: Placement) -> tuple[Placement, Callable[[PackRecord], bool]]:
+    """The placement before this one, and which packs lie by it still."""
+    if s.previous is None or s.config.moving is None:
+        return now, lambda _: False
+    before, moved = placement_of(s.previous), displaced(s)
+
+    def is_still(p: PackRecord) -> bool:
+        may = moved is None or p.id in moved
+        return may and not set(now.primary(p.name)) <= set(before.primary(p.name))
+
+    return before, is_still
 
 
 def _count(out: dict[frozenset[bytes], Held], packs: Iterable[PackRecord], placement: Placement) -> None:

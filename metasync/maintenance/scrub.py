@@ -288,6 +288,7 @@ class _Scrub:
         if due:
             self._read_copies(due, s.load(state))
             wrong_copies.note(s.db, [f.record.name for f in self.findings if f.good])
+            check.note_bad(s, self.findings, missing=True)
         if not self.findings:
             scrub_record.tell(s, state, self.heard)
         is_done = not any(map(self._is_to_read, due))
@@ -300,13 +301,14 @@ class _Scrub:
         """Reads the copies on a backend that are due, and notes up to where. It stops where a copy cannot be had."""
         assert h.told is not None
         t, now = self.s.transfer, self.s.wall_ns()
+        is_only = t.placement.copies == 1  # then a digest is the word of the one store there is
         elapsed = min(now - h.look.read_ns, self.read_ns)
         span = elapsed * inventory.CIRCLE // self.read_ns
         due = []
         for p in packs:
             away = inventory.place_on_circle(p.name, h.place.backend_id, h.look.read_to)
-            if away < span and h.place.backend_id in t.placement.primary(p.name) and not h.told.has_digest(p.id):
-                due.append((away, p))
+            if away < span and h.place.backend_id in t.placement.primary(p.name):
+                due += [(away, p)] if is_only or not h.told.has_digest(p.id) else []
         due.sort(key=lambda one: one[0])
         at = 0
         while at < len(due) and (self.read_bytes_max is None or self.bytes_read < self.read_bytes_max):
@@ -400,6 +402,8 @@ class _Scrub:
         repaired, agreed = repair(s, agreed, left, nowhere=False)
         packs = agreed.index.packs()
         self._look_at(s, agreed, [f.record for f in left if f.record.id in packs])
+        wrong_copies.mended(s.db, {f.record.name for f in left if f.by_bytes})
+        check.note_bad(s, self.findings)
         for h in self.heard:
             is_left = h.wrong or self.moving & self.looked.found.keys()
             if not is_left and h.look.compared == b"" and h.how in ("listed", "changes"):

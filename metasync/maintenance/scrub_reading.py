@@ -55,9 +55,12 @@ class Reader:
         return [states[p.name.hex()] for p in packs]
 
     def _copy(self, h: Heard, record: PackRecord) -> Task:
-        """Looks at a copy by all that it holds; by the digest that the store tells where it was not listed yet."""
+        """Looks at a copy by all that it holds; by the digest that the store tells where it was not listed yet.
+
+        Not if it is the only copy: the word of one store is no proof.
+        """
         t, where = self._s.transfer, self.where(h, record)
-        if not h.look.at_ns and h.place.name not in self.mute:
+        if t.placement.copies > 1 and not h.look.at_ns and h.place.name not in self.mute:
             state = yield from verify.check_copy(t, where, record, False, None)
             if state.how != "size" or state.problem is not None:
                 return state

@@ -15,7 +15,7 @@ from metasync.members.devices import withdrawals
 from metasync.merge import guard
 from metasync.reports.backends import BackendState, Moving, Status
 from metasync.reports.members import Withdrawal
-from metasync.reports.sync import Changes
+from metasync.reports.sync import BadCopies, Changes
 from metasync.session import agreement, evidence, health
 from metasync.session.connections import REMOVED
 from metasync.session.folder import STATE_DIR, exposed
@@ -23,7 +23,7 @@ from metasync.session.session import Session
 from metasync.store.placement import survives
 from metasync.sync import sides
 from metasync.sync.scanned import noted, summary
-from metasync.transfer import late_copies
+from metasync.transfer import late_copies, wrong_copies
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import changed
 from metasync.worktree.scan import scan
@@ -49,7 +49,7 @@ def status(s: Session) -> Status:
         backends = backend_states.states_of(s, names, answers, None)
         return Status(
             s.name, base.v, None, base.fingerprint, Changes(), tuple(backends), problem=e.message, error=e,
-            survives=survives(s.config), evidence=evidence.of(s.db, names), state=base.hash.hex(),
+            survives=survives(s.config), evidence=evidence.of(s.db, names), state=base.hash.hex(), bad_copies=_bad(s),
         )  # fmt: skip
     try:
         newest = agreement.ask_newest(s, deadline_s=DEADLINE_S).v
@@ -131,7 +131,13 @@ def _kept_here(
         time_ns=agreed.snapshot.time_ns if agreed.snapshot is not None else None,
         copies=kept.copies,
         by_copies=kept.by_copies(_within_reach(s, backends)),
+        bad_copies=_bad(s),
     )
+
+
+def _bad(s: Session) -> tuple[BadCopies, ...]:
+    """Copies that this device found bad, and does not know to be mended."""
+    return wrong_copies.summary(s.db, {b.backend_id: b.name for b in s.config.backends})
 
 
 def _author(agreed: Agreed) -> str:

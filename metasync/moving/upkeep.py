@@ -125,6 +125,7 @@ def mend(work: Operations, ends: Deadline) -> bool:
         mover.bring_all(packs, note=False)
         left = {p.name for p in packs} - {name for _, name in tally.done} - tally.lost
         wrong_copies.drop(s.db, noted - left)
+        wrong_copies.mended(s.db, noted - left - tally.lost)
         if short := s.db.get(SHORT_KEY) or 0:  # they are among these, with others
             s.db.set(SHORT_KEY, max(short - len(noted - left), min(short, len(left))))
     return len(left) < len(noted)

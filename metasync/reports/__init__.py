@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from metasync.reports.settings import SettingsReport
     from metasync.reports.start import ClonePreview, CloneReport, InitReport
     from metasync.reports.sync import (
+        BadCopies,
         Changes,
         ConflictReport,
         ConflictSide,
@@ -92,6 +93,7 @@ __all__ = [
     "BackendChange",
     "BackendList",
     "BackendState",
+    "BadCopies",
     "CatReport",
     "Changes",
     "CheckProblem",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from metasync.errors import MetaSyncError
-from metasync.reports.sync import Changes, ConflictReport, Skipped, Trailing, path_str
+from metasync.reports.sync import BadCopies, Changes, ConflictReport, Skipped, Trailing, path_str
 
 if TYPE_CHECKING:
     from metasync.reports.members import RotationReport, Withdrawal
@@ -285,6 +285,8 @@ class Status:
     paused         until when this device's transfers rest, as a phrase; "" when they do not
     trailing       copies on their way, of packs that this device pushed with `durability`
     state          the hash of this version's agreed state, in hex, of which the fingerprint is the beginning
+    bad_copies     those that this device found altered, or gone when it was their turn to be read, and does not know to
+                   be mended, by backend; they do not count as copies within reach
     """
 
     name: str
@@ -315,6 +317,7 @@ class Status:
     copies: int = 0
     by_copies: tuple[int, ...] = ()
     state: str = ""
+    bad_copies: tuple[BadCopies, ...] = ()
 
     @property
     def packs(self) -> int:

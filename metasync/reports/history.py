@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from metasync.reports.backends import GcReport
-from metasync.reports.sync import Changes, ConflictReport, OfPath, Skipped, path_str
+from metasync.reports.sync import BadCopies, Changes, ConflictReport, OfPath, Skipped, path_str
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +230,16 @@ class Listing(OfPath):
 
 @dataclass(frozen=True, slots=True)
 class CatReport(OfPath):
-    """A file of a version that was read whole. `size` in bytes. `version`: as of `Listing`."""
+    """A file of a version that was read whole. `size` in bytes. `version`: as of `Listing`.
+
+    `bad_copies`: those that were met altered on the way, by backend.
+    """
 
     version: int | None
     snapshot: bytes
     path: bytes
     size: int
+    bad_copies: tuple[BadCopies, ...] = ()
 
 
 Cause: TypeAlias = Literal["damaged", "unreachable", "refused", "disk"]
@@ -263,6 +267,7 @@ class RestoreReport:
     unsaved    in a dry run: unsaved files in the way, which would get such a name
     failed     what could not be restored
     skipped    what was left as it is, and why
+    bad_copies  those that were met altered, by backend
     """
 
     version: int | None
@@ -277,6 +282,7 @@ class RestoreReport:
     unreadable: tuple[Skipped, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
+    bad_copies: tuple[BadCopies, ...] = ()
 
     @property
     def unsaved_str(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from metasync.reports.sync import ConflictReport, Skipped
+from metasync.reports.sync import BadCopies, ConflictReport, Skipped
 
 W = TypeVar("W")
 
@@ -55,6 +55,8 @@ class CloneReport(Generic[W]):
 
     `words`: the fingerprint as words. `vouched`: an invitation or `expect` said how new it is at least; else
     this device cannot know of versions that all the backends that it reached leave out.
+
+    `bad_copies`: those that it met altered, by backend.
     """
 
     directory: str
@@ -72,3 +74,4 @@ class CloneReport(Generic[W]):
     name: str = ""
     words: str = ""
     vouched: bool = False
+    bad_copies: tuple[BadCopies, ...] = ()

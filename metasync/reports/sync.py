@@ -99,6 +99,19 @@ class Skipped(OfPath):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class BadCopies:
+    """Copies of so many packs, on one backend, whose bytes are not those that were stored; none of them was used.
+
+    `since_ns`: when this device first noticed one (its clock, ns since 1970); None: in this operation. What is noted
+    since then counts copies, too, that were gone when it was their turn to be read.
+    """
+
+    backend: str
+    packs: int
+    since_ns: int | None = None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Renamed(OfPath):
     """A file that is at `path` with the bytes that it had at `was`, where nothing is any more."""
@@ -150,6 +163,7 @@ class PullReport:
     warnings         sentences: what is wrong with ignore rules, and in a dry run why the pull would stop
     resolved         paths whose conflict another device has resolved
     met              changes on both sides that were put together
+    bad_copies       those that were met altered, by backend
     """
 
     before: int
@@ -164,6 +178,7 @@ class PullReport:
     warnings: tuple[str, ...] = ()
     resolved: tuple[bytes, ...] = ()
     met: tuple[Met, ...] = ()
+    bad_copies: tuple[BadCopies, ...] = ()
 
     @property
     def resolved_str(self) -> tuple[str, ...]:
@@ -188,6 +203,7 @@ def together(pulls: Sequence[PullReport]) -> PullReport:
         merged=tuple(sorted({p for r in pulls for p in r.merged})),
         warnings=last.warnings,
         unplaced=last.unplaced,
+        bad_copies=tuple(dict.fromkeys(b for r in pulls for b in r.bad_copies)),
     )
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from metasync.local.lock import WorkspaceLock
     from metasync.objects.chunker import Chunker
     from metasync.objects.model import Entry, Snapshot
+    from metasync.reports.sync import BadCopies
     from metasync.session.connections import Connections
     from metasync.session.write_index import AgreedIndexes
     from metasync.store.index import Index, IndexRoot, IndexSegment
@@ -164,12 +165,23 @@ class Session:
             self.__dict__.pop(name, None)
         if older is not None and "transfer" in names:
             self.transfer.down.update(older.down)
+            self.transfer.faults += older.faults
 
     def leave_out(self, name: str, why: UnreachableError) -> None:
         """Stores no pack on this backend, and reads none from it, from now on."""
         self.out.setdefault(name, why)
         if "transfer" in self.__dict__:
             self.transfer.down.setdefault(name, why)
+
+    @property
+    def bad_copies(self) -> tuple[BadCopies, ...]:
+        """Copies that this operation has met altered so far."""
+        t = self.__dict__.get("transfer")
+        if t is None or not t.faults:
+            return ()
+        from metasync.transfer import wrong_copies
+
+        return wrong_copies.met(t.faults)
 
     # --- what is made of them when it is asked for
 
@@ -447,10 +459,10 @@ class Operations:
                 s.runtime.listen(self._on_event)
                 s.runtime.check = s.check
                 s.runtime.govern(self._governed())
-                try:
+                with contextlib.ExitStack() as ending:
+                    ending.callback(s.end)
+                    ending.callback(self._note_bad_copies, s)
                     yield s
-                finally:
-                    s.end()
             finally:
                 self._note_given_up()
 
@@ -488,6 +500,20 @@ class Operations:
         """Tells the user, once per command, which backends were so full that their ballast was deleted."""
         for name in self.connections.take_given_up():
             text = f"{name} is full: its reserve was used, so that pushes still end. Free space there."
+            self.tell(Notice(text, warning=True))
+
+    def _note_bad_copies(self, s: Session) -> None:
+        """Notes which copies were bad, to be made good, and tells the user of those that are altered."""
+        if "transfer" not in s.__dict__ or not s.transfer.faults:
+            return
+        from metasync.transfer import wrong_copies
+
+        t, ids = s.transfer, {place.name: i for i, place in s.transfer.places.items()}
+        with contextlib.suppress(WorkspaceError):  # where the disk takes no note, they are told all the same
+            wrong_copies.note(s.db, [f.pack for f in t.faults])
+            found = ((f.pack, ids[f.backend]) for f in t.faults if f.altered and f.backend in ids)
+            wrong_copies.note_bad(s.db, found, s.wall_ns())
+        for text in map(wrong_copies.told, s.bad_copies):
             self.tell(Notice(text, warning=True))
 
     def close(self) -> None:

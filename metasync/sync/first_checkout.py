@@ -122,6 +122,7 @@ def finish_clone(s: Session, workspace: W) -> CloneReport[W]:
         conflicts=pulled.conflicts,
         unplaced=pulled.unplaced,
         down=dict(s.down),
+        bad_copies=s.bad_copies,
         problem=problem,
         workspace=workspace,
         name=s.name,
@@ -282,6 +283,7 @@ class _Parts:
             skipped=noted(applied.kept),
             unplaced=noted(applied.unplaced),
             down=dict(s.down),
+            bad_copies=s.bad_copies,
         )
         return Brought(report, self.target, self.tree.files, self.tree.size_bytes)
 

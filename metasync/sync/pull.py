@@ -249,6 +249,7 @@ def _integrate_once(
         unreadable=noted(plan.scan.unreadable),
         skipped=noted(plan.scan.skipped),
         down=dict(s.down),
+        bad_copies=s.bad_copies,
         conflicts=sides.told(s, target, found),
         resolved=tuple(sorted({c.path for c in waiting if c.copy in coming and sides_of(coming[c.copy]) is None})),
         warnings=(*plan.scan.warnings, *([guard.warning(stop)] if stop is not None else [])),
@@ -265,6 +266,7 @@ def _integrate_once(
         unplaced=noted(applied.unplaced),
         warnings=(*report.warnings, *_room_warning(*applied.without_room)),
         down=dict(s.down),
+        bad_copies=s.bad_copies,
     )
 
 

@@ -34,6 +34,11 @@ def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
     lines += ["", *backends(s.backends, verbose=verbose), *moving(s.moving), *trailing(s.trailing)]
     lines += _looks(s, now_ns, verbose=verbose)
     lines += [
+        f"warning: {b.backend}: {count(b.packs, 'copy', 'copies')} altered or gone there, as this device found (noticed"
+        f" {when(b.since_ns or 0)})"
+        for b in s.bad_copies
+    ]
+    lines += [
         f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)}; to end this"
         f" warning: metasync backend link {e.backend} URL)"
         for e in s.evidence
@@ -128,7 +133,9 @@ def _counts(s: Status) -> str:
     told = [f"{_part(s, n)} {count(copies, 'copy', 'copies')}" for copies, n in enumerate(s.by_copies[1:-1], 1) if n]
     if not s.by_copies[0]:
         return f"{', '.join(told)}; nothing is lost"
-    return ", ".join([*told, f"{s.by_copies[0]:,} of {s.packs:,} cannot be read until a backend that has them is back"])
+    is_here = s.bad_copies and all(b.holds for b in s.backends)
+    until = "as their copies are altered or gone" if is_here else "until a backend that has them is back"
+    return ", ".join([*told, f"{s.by_copies[0]:,} of {s.packs:,} cannot be read {until}"])
 
 
 def _part(s: Status, packs: int) -> str:
@@ -164,7 +171,10 @@ def _steps(s: Status, away: Sequence[BackendState]) -> list[str]:
         lines.append(f"Next: bring {names} back; {it} lost for good: {lost}")
     if gone:
         lines.append(f"Next: metasync backend add URL --replace {gone[0]}")
-    if not away and s.trailing:
+    if not away and s.bad_copies:
+        whole = s.by_copies[0] == 0
+        lines.append(_next("metasync push" if whole else "metasync check --read-data --repair") + " mends bad copies")
+    elif not away and s.trailing:
         lines.append("Next: metasync push makes the copies that are missing")
     return lines
 

@@ -152,12 +152,13 @@ class Place(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A copy that could not be used: on which backend, which pack, and why."""
+    """A copy that could not be used: on which backend, which pack, and why. `altered`: by its bytes."""
 
     backend: str
     pack: bytes
     why: str
     missing: bool
+    altered: bool = False
 
 
 class _Cargo(NamedTuple):
@@ -301,12 +302,8 @@ class Transfer:
         return tuple(p.backend_id for p in order if p.name in having) + beyond
 
     def keep_learned(self, db: LocalDb) -> None:
-        """Keeps what was learned of the lines, and which copies were bad, for the next run."""
+        """Keeps what was learned of the lines for the next run."""
         db.update(ESTIMATES_KEY, self.estimates)
-        if self.faults:
-            from metasync.transfer import wrong_copies
-
-            wrong_copies.note(db, [fault.pack for fault in self.faults])
 
     def put_copy(self, place: Place, name: bytes, generation: int, data: bytes) -> Generator[Any, Any, bool]:
         """Stores a copy under the newest storage id of a place. False: it could not, and is `down` from now on."""

@@ -283,9 +283,9 @@ class Download:
         elif take.holder not in pack.named:
             pack.named.add(take.holder)
             if failure is Failure.BAD or place.backend_id in self._promised(pack.record):
-                self._transfer.faults.append(
-                    Fault(place.name, pack.record.name, error.message, failure is Failure.MISSING)
-                )
+                is_missing, is_altered = failure is Failure.MISSING, isinstance(error, FormatError)
+                fault = Fault(place.name, pack.record.name, error.message, is_missing, is_altered)
+                self._transfer.faults.append(fault)
         for piece in self._schedule.failed(take, failure, self._clock()):
             gone = self._packs[piece.key]
             self._lost.append(Lost(gone.record, gone.objects(piece), self._why(gone)))

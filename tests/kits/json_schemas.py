@@ -55,7 +55,7 @@ COMMANDS: dict[str, Any] = {
     "show": history.ShowReport,
     "diff": history.DiffReport,
     "ls": history.Listing,
-    "cat": {"version": int | None, "snapshot": str, "path": str, "size": int, "base64": str},
+    "cat": {**fields_of(history.CatReport), "path": str, "base64": str},
     "restore": history.RestoreReport,
     "undelete": history.RestoreReport,
     "skip": history.SkipReport,

@@ -427,7 +427,7 @@ def test_a_push_reads_what_is_due_on_those_that_answer_and_leaves_the_rest_as_it
     """b gave no answer a moment ago, c is not due, and d was read by another device."""
     due = {"read_ns": NOW - 2 * DAY_NS, "at_ns": 3}
     some = [heard("a", **due), heard("b", **due), heard("c", at_ns=3), heard("d", **due)]
-    one, read, noted = bench.scrub(), list[Any](), list[Any]()
+    one, read, noted, told = bench.scrub(), list[Any](), list[Any](), list[Any]()
     bench.rows[LOOKS.name] = [h.look for h in some]
     bench.values[HUNG_KEY.name] = {"b": 1}
 
@@ -437,7 +437,7 @@ def test_a_push_reads_what_is_due_on_those_that_answer_and_leaves_the_rest_as_it
 
     def read_copies(these: Sequence[Heard], _: Any) -> None:
         read.append(names(these))
-        one.findings = [SimpleNamespace(record=pack(n), good=good) for n, good in ((2, (b"a",)), (3, ()))]
+        one.findings = [finding(2, [b"a"]), finding(3)]
         some[0].look = some[0].look._replace(read_ns=NOW if is_all else NOW - 2 * DAY_NS, at_ns=NOW, read_to=9)
 
     bench.instead(one, "_begun", lambda _: some)
@@ -445,8 +445,10 @@ def test_a_push_reads_what_is_due_on_those_that_answer_and_leaves_the_rest_as_it
     bench.instead(one, "_note", lambda _: None)
     bench.instead(scrub_record, "hear", hear)
     bench.instead(wrong_copies, "note", lambda _, packs: noted.extend(packs))
+    bench.instead(wrong_copies, "note_bad", lambda _, found, at_ns: told.extend([*found, at_ns]))
     assert one.read_in_turn() is is_all
     assert (read, noted) == ([["a", "d"], ["a"]], [pack(2).name])
+    assert told == [(pack(2).name, b"z"), (pack(3).name, b"z"), NOW]
     assert (some[0].look.at_ns, some[0].look.read_to, bench.steps) == (3, 9, [])
 
 
@@ -454,7 +456,7 @@ def test_a_push_reads_what_is_due_on_those_that_answer_and_leaves_the_rest_as_it
 
 
 def finding(n: int, good: Sequence[bytes] = ()) -> Any:
-    return SimpleNamespace(record=pack(n), good=tuple(good))
+    return SimpleNamespace(record=pack(n), good=tuple(good), bad=(b"z",), is_sure=True, by_bytes=False)
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -466,6 +468,7 @@ def test_what_is_still_named_is_mended_and_looked_at_again(bench: Bench, moves: 
     ]  # fmt: skip
     some[4].wrong = {0: [key(4)]}
     one, mended, looked = bench.scrub(*some), list[int](), list[int]()
+    taken_back, still = list[bytes](), list[Any]()
     one.findings = [finding(n) for n in (1, 2, 3)]
     one.looked = Looked([])
     one.looked.found = {pack(1).id: (SimpleNamespace(good=1), finding(1))}
@@ -477,9 +480,13 @@ def test_what_is_still_named_is_mended_and_looked_at_again(bench: Bench, moves: 
 
     bench.instead(agreement, "newest", lambda _: agreed(1, 2))
     bench.instead(scrub, "repair", repair)
+    one.findings[0] = SimpleNamespace(**{**vars(one.findings[0]), "by_bytes": True})
+    bench.instead(wrong_copies, "mended", lambda _, gone: taken_back.extend(gone))
+    bench.instead(wrong_copies, "note_bad", lambda _, found, __: still.extend(found))
     bench.instead(one, "_look_at", lambda _, __, packs: looked.extend(p.name[0] for p in packs))
     report = one.mended(bench.s)
     assert (mended, looked, report.repaired.copies) == ([1, 2], [1], 1)
+    assert (taken_back, still) == ([pack(1).name], [(pack(1).name, b"z")]), "it was not looked at again here"
     assert [h.look.compared for h in some] == ([b"", b""] if moves else [INDEX, INDEX]) + [b"", b"older", b""]
     assert bench.steps == ["tell"]
 

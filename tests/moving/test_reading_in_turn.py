@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 from collections.abc import Iterator
@@ -205,9 +206,9 @@ def test_it_goes_on_soon_where_not_all_was_read(
     assert w._db.get(UPKEEP_KEY) is None, "data that move need not wait for it"
 
 
-def test_where_digests_are_told_nothing_is_read(lab: Lab, clock: Clock, reads: list[str], monkeypatch: Any) -> None:
-    """A store that was never listed is asked for its digest."""
-    import hashlib
+@pytest.fixture
+def tells_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends in memory tell digests."""
 
     def digest(self: MemoryBackend, path: str) -> Digest:
         data = self.get(path, max_bytes=1 << 30)
@@ -215,6 +216,11 @@ def test_where_digests_are_told_nothing_is_read(lab: Lab, clock: Clock, reads: l
 
     monkeypatch.setattr(MemoryBackend, "digest", digest, raising=False)
     monkeypatch.setattr(MemoryBackend, "digest_kind", "sha256", raising=False)
+
+
+@pytest.mark.usefixtures("tells_digests")
+def test_where_digests_are_told_nothing_is_read(lab: Lab, clock: Clock, reads: list[str]) -> None:
+    """A store that was never listed is asked for its digest."""
     w = pushed(lab, "memory")
     clock.pass_days(1.5)
     w.push()
@@ -257,3 +263,40 @@ def test_what_is_read_by_a_push_takes_no_listing_back(lab: Lab, clock: Clock, re
     third = lab.clone(lab.urls(*NAMES), device="third")
     assert {b.how for b in third.scrub().backends} == {"not due"}
     assert {b.name: b.looked_ns for b in w.status().backends} == looked
+
+
+@pytest.mark.parametrize("how", ["altered", "gone"])
+def test_the_only_copy_that_is_found_bad_in_turn_is_told(lab: Lab, clock: Clock, reads: list[str], how: str) -> None:
+    """Nobody else can mend it, so a note for mending alone would say nothing to anyone."""
+    w = lab.init(lab.urls(*NAMES), replicas=1)
+    push(w, "f", 1)
+    clock.pass_days(1.5)
+    w.push()
+    name, path = next((n, lab.objects(n, "packs")[0]) for n in NAMES if lab.objects(n, "packs"))
+    was = path.read_bytes()
+    flip(path, 100) if how == "altered" else path.unlink()
+    clock.pass_days(PERIOD)
+    w.push()
+    (bad,) = w.status().bad_copies
+    assert (bad.backend, bad.packs) == (name, 1)
+    path.write_bytes(was)
+    assert w.check(read_data=True).problems == ()
+    assert w.status().bad_copies == ()
+
+
+@pytest.mark.usefixtures("tells_digests")
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_the_only_copy_is_read_whatever_its_store_tells_of_it(
+    lab: Lab, clock: Clock, reads: list[str], is_listed: bool
+) -> None:
+    """A digest is the word of the one store that has it."""
+    w = lab.init(lab.urls(*NAMES, kind="memory"), replicas=1)
+    push(w, "f", 1)
+    if is_listed:
+        w.scrub(full=True)
+    for days in (1.5, PERIOD):
+        clock.pass_days(days)
+        w.push()
+    with w._session("test") as s:
+        packs = {p.name.hex() for p in s.base().index.packs().values()}
+    assert {one.split()[1] for one in reads} == packs

@@ -1,0 +1,160 @@
+"""Altered copies that a command meets are told in its report, and by `status` until they are mended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace_kit import Lab, Ran, flip, write
+
+from metasync.errors import DamagedError, WorkspaceError
+from metasync.events import Notice
+from metasync.moving import upkeep
+from metasync.transfer import wrong_copies
+from metasync.workspace import Workspace
+
+NAMES = ("a", "b", "c")
+LONG_S = 600.0  # never over in a test
+
+
+def some(lab: Lab, *, copies: int = 2) -> Workspace:
+    w = lab.init(lab.urls(*NAMES), replicas=copies)
+    for n in range(3):
+        write(w.directory, {f"file{n}": bytes([n]) * 500})
+        w.push(f"{n}")
+    return w
+
+
+def homes(w: Workspace) -> dict[str, tuple[str, ...]]:
+    """The backends that ought to have each pack, by its name in hex."""
+    with w._session("test") as s:
+        t = s.transfer
+        packs = s.base().index.packs().values()
+        return {p.name.hex(): tuple(sorted(t.places[i].name for i in t.placement.primary(p.name))) for p in packs}
+
+
+def copy_of(lab: Lab, backend: str, pack: str) -> Path:
+    return next(p for p in lab.objects(backend, "packs") if p.name == pack)
+
+
+def alter(lab: Lab, w: Workspace) -> dict[str, int]:
+    """Alters each copy where it belongs, and puts a good one where it does not: that is asked for last.
+
+    -> how many are altered, by backend.
+    """
+    altered: dict[str, int] = {}
+    with w._session("test") as s:
+        for p in s.base().index.packs().values():
+            home = s.transfer.placement.primary(p.name)
+            names = [s.transfer.places[i].name for i in home]
+            elsewhere = next(place for i, place in s.transfer.places.items() if i not in home)
+            data = copy_of(lab, names[0], p.name.hex()).read_bytes()
+            assert s.runtime.run(s.transfer.put_copy(elsewhere, p.name, p.generation, data))
+            for name in names:
+                flip(copy_of(lab, name, p.name.hex()))
+                altered[name] = altered.get(name, 0) + 1
+    return altered
+
+
+def told(ran: Ran) -> dict[str, int]:
+    """What the document says, which is what the notices on stderr say too."""
+    found = {one["backend"]: one["packs"] for one in ran.json["bad_copies"]}
+    lines = [json.loads(line) for line in ran.err.splitlines()]
+    notices = [line["text"] for line in lines if line["event"] == "notice" and line["warning"]]
+    assert sorted(found) == sorted(text.partition(":")[0] for text in notices if "altered there" in text)
+    return found
+
+
+def clone(lab: Lab, *more: str) -> Ran:
+    return lab.cli("clone", "../desktop", "--name", "docs", *lab.words(*NAMES), *more)
+
+
+def test_a_clone_tells_and_status_does_until_a_push_has_mended_them(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = some(lab)
+    altered = alter(lab, w)
+    ran = clone(lab, "--json")
+    assert ran.code == 0
+    assert told(ran) == altered
+    status = lab.cli("status", "--json", cwd="desktop")
+    assert status.code == 4
+    assert {one["backend"]: one["packs"] for one in status.json["bad_copies"]} == altered
+    assert all(one["since_ns"] > 0 for one in status.json["bad_copies"])
+    assert sum(status.json["by_copies"]) == status.json["by_copies"][0] == len(homes(w)), "no copy is known to be right"
+    text = lab.cli("status", cwd="desktop").out
+    assert "altered or gone there" in text
+    assert "All 3 packs have" not in text
+    assert lab.cli("status", "--json").json["bad_copies"] == [], "notes are the device's that met them"
+    monkeypatch.setattr(upkeep, "BUDGET_S", LONG_S)
+    assert lab.cli("push", cwd="desktop").code == 0
+    status = lab.cli("status", "--json", cwd="desktop")
+    assert (status.code, status.json["bad_copies"]) == (0, [])
+    assert w.check(read_data=True).problems == ()
+
+
+def test_a_line_on_stderr_tells_it_to_people_even_if_quiet(lab: Lab) -> None:
+    altered = alter(lab, some(lab))
+    ran = clone(lab, "--quiet")
+    assert ran.out == ""
+    assert [line.split(": ")[:2] for line in ran.err.splitlines()] == [["warning", name] for name in sorted(altered)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("pull",), ("restore", "latest~1"), ("restore", "latest", "--to", "../out"), ("cat", "latest", "file9")],
+)
+def test_others_that_read_tell_it_too(lab: Lab, words: tuple[str, ...]) -> None:
+    w = some(lab)
+    lab.clone(lab.urls(*NAMES))
+    write(w.directory, {"file9": b"new"})
+    w.push("of which the other has nothing yet")
+    if words[0] == "restore" and words[1] == "latest~1":
+        lab.cli("pull", cwd="desktop")
+        (w.directory / "file9").write_bytes(b"newer")
+        w.push("newer")
+        shutil.rmtree(lab.root / "desktop" / ".metasync" / "bases", ignore_errors=True)
+    altered = alter(lab, w)
+    found = told(lab.cli(*words, "--json", cwd="desktop"))
+    assert found
+    assert all(n <= altered[name] for name, n in found.items())
+    status = lab.cli("status", "--json", cwd="desktop").json
+    assert {one["backend"]: one["packs"] for one in status["bad_copies"]} == found
+
+
+def test_what_no_copy_gives_ends_the_command_and_is_told_all_the_same(lab: Lab) -> None:
+    w = some(lab)
+    for name in NAMES:
+        for path in lab.objects(name, "packs"):
+            flip(path)
+    (w.directory / "file0").unlink()
+    with pytest.raises(DamagedError):
+        w.read("file0", "latest~2")
+    assert lab.cli("status", "--json").json["bad_copies"]
+
+
+def test_reading_all_takes_back_what_is_noted_and_repair_mends_it(lab: Lab) -> None:
+    w = some(lab)
+    alter(lab, w)
+    clone(lab)
+    checked = lab.cli("check", "--read-data", "--json", cwd="desktop")
+    assert checked.code == 4
+    assert lab.cli("status", "--json", cwd="desktop").json["bad_copies"], "it found them itself"
+    assert lab.cli("check", "--read-data", "--repair", cwd="desktop").code == 0
+    assert lab.cli("status", "--json", cwd="desktop").json["bad_copies"] == []
+
+
+def test_a_disk_that_takes_no_note_does_not_end_what_only_reads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = some(lab)
+    alter(lab, w)
+    (w.directory / "file0").unlink()
+    heard: list[Any] = []
+    w.on_event = heard.append
+
+    def refuse(*_: object) -> None:
+        raise WorkspaceError("the disk is full")
+
+    monkeypatch.setattr(wrong_copies, "note", refuse)
+    assert w.read("file0", "latest") == bytes(500)
+    assert [e.warning for e in heard if isinstance(e, Notice) and "altered there" in e.text]
