@@ -81,18 +81,21 @@ class Workspace:
 
     @classmethod
     def open(cls, directory: Folder = ".", *, on_event: Listener = ignore, now: bool = False) -> Workspace:
-        """Opens the workspace that `directory` lies in, or `WorkspaceError`. `now`: transfers heed no pause."""
-        workspace = cls._open_at(folder_above(directory), on_event)
+        """Opens the workspace that `directory` lies in, or `WorkspaceError`. `now`: transfers heed no pause.
+
+        On a disk that is read-only it can be looked at, and what would change it is a `WorkspaceError`.
+        """
+        workspace = cls._open_at(folder_above(directory), on_event, may_copy=True)
         workspace._work.now = now
         return workspace
 
     @classmethod
-    def _open_at(cls, folder: Path, on_event: Listener, opened: Opened = None) -> Workspace:
+    def _open_at(cls, folder: Path, on_event: Listener, opened: Opened = None, *, may_copy: bool = False) -> Workspace:
         """`opened`: linked backends that are open already, by name. They are the workspace's to close."""
         with ExitStack() as stack:
             for backend in (opened or {}).values():
                 stack.callback(backend.close)
-            db = stack.enter_context(closing(LocalDb.open(folder / STATE_DIR / DB_FILE)))
+            db = stack.enter_context(closing(LocalDb.open(folder / STATE_DIR / DB_FILE, may_copy=may_copy)))
             workspace = cls(folder, db, on_event, opened=opened)
             stack.pop_all()
             return workspace

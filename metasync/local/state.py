@@ -156,18 +156,24 @@ class State(Protocol):
 
 
 class LocalDb(State):
-    """`State` in an SQLite file. The file's owner closes it, once, when no thread uses it any more."""
+    """`State` in an SQLite file. The file's owner closes it, once, when no thread uses it any more.
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    is_copy  it is a copy that goes when it is closed, for the file is on a disk that is read-only
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: str, *, is_copy: bool = False) -> None:
         self._db = connection
         self._path = path
+        self.is_copy = is_copy
         self._lock = threading.RLock()
         self._depth = 0
         self._has_grown = False  # objects were cached by this process
 
     @classmethod
-    def open(cls, path: str | Path) -> LocalDb:
+    def open(cls, path: str | Path, *, may_copy: bool = False) -> LocalDb:
         """Opens the state at `path`, or makes it where there is no file.
+
+        `may_copy`: on a read-only disk a copy is opened. What is written to it is forgotten.
 
         `UpgradeError`: a newer MetaSync wrote it. `WorkspaceError`: it is something else, damaged, or can't be opened.
         """
@@ -175,8 +181,13 @@ class LocalDb(State):
         with contextlib.suppress(OSError):  # whatever the umask: SQLite gives its other files the mode of this one
             if name != ":memory:":
                 os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        is_copy = may_copy and is_read_only(name)
         try:
-            db = sqlite3.connect(name, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False)
+            db = (
+                _copy_of(name)
+                if is_copy
+                else sqlite3.connect(name, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False)
+            )
         except sqlite3.Error as e:
             raise _unusable(name, e) from e
         try:
@@ -186,7 +197,7 @@ class LocalDb(State):
             if isinstance(e, _FAILURES):
                 raise _unusable(name, e) from e
             raise
-        return cls(db, name)
+        return cls(db, name, is_copy=is_copy)
 
     def check(self) -> None:
         """Looks at every page and index of the file. `WorkspaceError` where one is damaged."""
@@ -367,6 +378,34 @@ class LocalDb(State):
 
     def clear_staged(self, ids: Iterable[bytes]) -> None:
         self._many("DELETE FROM staged WHERE id = ?", ((i,) for i in ids))
+
+
+def is_read_only(path: str) -> bool:
+    """Whether a file is there, on a disk that is mounted to be read only."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _copy_of(name: str) -> sqlite3.Connection:
+    """A copy of the state, in a file of SQLite's own that nobody else sees."""
+    copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    uri = Path(os.path.abspath(name)).as_uri() + "?mode=ro"
+    try:
+        try:
+            _back_up(uri, copy)
+        except sqlite3.OperationalError:  # closed in order, it has no file beside it, and none can be made
+            _back_up(f"{uri}&immutable=1", copy)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _back_up(uri: str, copy: sqlite3.Connection) -> None:
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as source:
+        source.backup(copy)
 
 
 def _prepare(db: sqlite3.Connection, name: str) -> None:

@@ -432,6 +432,11 @@ class Operations:
                 self.tell(Notice(f"waiting: the workspace is {who}"))
 
         c, wait_s, check = self.connections, WAIT_S if first else math.inf, self._under_way.check
+        if c.db.is_copy:  # also where it can be written by now: what has been read is a copy, and would be forgotten
+            raise WorkspaceError(
+                f"{c.directory} is on a disk that is read-only: {what} cannot change anything there",
+                next_step="Mount it so that it can be written, and run again.",
+            )
         with (
             self._entered(what),
             c.machine.lock(

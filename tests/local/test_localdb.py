@@ -16,8 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import UpgradeError, WorkspaceError
+from metasync.local import state
 from metasync.local.state import LocalDb, State
-from metasync.local.state_keys import CLONE_ANEW, CONFLICTS, REPLACED, UNPLACED, Conflict, ReplacedFile, Unplaced
+from metasync.local.state_keys import (
+    CLONE_ANEW,
+    CONFLICTS,
+    NAME_KEY,
+    REPLACED,
+    UNPLACED,
+    Conflict,
+    ReplacedFile,
+    Unplaced,
+)
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 
@@ -276,3 +286,46 @@ def test_rows_load_as_stored(tmp_path: Path) -> None:
         assert type(load_rows(db)[b"d0/f0"].entry.kind) is Kind
         db.delete_rows([b"d0/f0", b"none"])
         assert len(load_rows(db)) == 299
+
+
+def test_on_a_read_only_disk_a_copy_is_read_and_what_is_written_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state ?#%.db"
+    with LocalDb.open(path, may_copy=True) as db:
+        assert not db.is_copy
+        db.set(NAME_KEY, "docs")
+    monkeypatch.setattr(state, "is_read_only", lambda _: True)
+    before = path.read_bytes()
+    with LocalDb.open(path, may_copy=True) as copy:
+        assert copy.is_copy
+        assert copy.get(NAME_KEY) == "docs"
+        copy.set(NAME_KEY, "other")
+        copy.check()
+    assert path.read_bytes() == before
+    with LocalDb.open(path) as db:  # who would go on with it when the disk can be written again
+        assert not db.is_copy
+        assert db.get(NAME_KEY) == "docs"
+
+
+def test_what_another_process_has_written_last_is_in_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.db"
+    with LocalDb.open(path) as other:
+        other.set(NAME_KEY, "in the log beside the file")
+        monkeypatch.setattr(state, "is_read_only", lambda _: True)
+        with LocalDb.open(path, may_copy=True) as copy:
+            assert copy.get(NAME_KEY) == "in the log beside the file"
+
+
+@pytest.mark.parametrize("data", [b"no database", b"SQLite format 3\0 and then nothing that is right" * 40])
+def test_a_copy_of_what_is_damaged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(data)
+    monkeypatch.setattr(state, "is_read_only", lambda _: True)
+    with pytest.raises(WorkspaceError, match=r"state\.db"):
+        LocalDb.open(path, may_copy=True)
+
+
+def test_a_disk_that_can_be_written_and_a_file_that_is_not_there_are_not_read_only(tmp_path: Path) -> None:
+    assert not state.is_read_only(str(tmp_path))
+    assert not state.is_read_only(str(tmp_path / "none"))
