@@ -80,18 +80,19 @@ def check_room(tree: WorkTree, db: State, needed: int) -> None:
 
 def too_little(tree: WorkTree, needed: int, free: int) -> WorkspaceError:
     """The error for files that have no room and cannot wait."""
-    return WorkspaceError(
-        f"The new files need {needed:,} bytes in {os.fsdecode(tree.root)}, where {free:,} are free.",
-        next_step="Free some space and run again: nothing was changed.",
-    )
+    where = os.fsdecode(tree.root)
+    return _of_full_disk(f"The new files need {needed:,} bytes in {where}, where {free:,} are free.")
 
 
 def full(tree: WorkTree, needed: int) -> WorkspaceError:
     """The error for files that a disk did not take, whatever it said before."""
-    return WorkspaceError(
-        f"The disk of {os.fsdecode(tree.root)} is full: the new files need {needed:,} bytes in all.",
-        next_step="Free some space and run again: nothing was changed.",
-    )
+    return _of_full_disk(f"The disk of {os.fsdecode(tree.root)} is full: the new files need {needed:,} bytes in all.")
+
+
+def _of_full_disk(message: str) -> WorkspaceError:
+    error = WorkspaceError(message, next_step="Free some space and run again: nothing was changed.")
+    error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # by which a full disk is told from other faults
+    return error
 
 
 def without_room(

@@ -7,7 +7,7 @@ device's clock, spans are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Doing = Literal["in step", "waiting", "pushing", "pulling", "looking", "paused", "stuck", "starting", "stopping"]
 """What a workspace is at.
@@ -18,8 +18,21 @@ stuck     it does not get on without the user: a problem says what to do
 """
 
 Kind = Literal[
-    "conflict", "guard", "backend", "quorum", "login", "space", "folder", "watch", "damage", "fork", "unplaced", "other"
+    "conflict",
+    "guard",
+    "backend",
+    "quorum",
+    "login",
+    "space",
+    "folder",
+    "watch",
+    "damage",
+    "fork",
+    "unplaced",
+    "other",
+    "disk",
 ]
+AWAY: Final = "open:away"  # the key of the problem of a folder that is not there
 
 
 @dataclass(frozen=True, slots=True)

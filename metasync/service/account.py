@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from metasync.backends.wrappers.breaker import lasting
 from metasync.events import Event, Phase, Progress, Transferred
-from metasync.local.state_keys import Conflict
+from metasync.local.state_keys import NO_ROOM, Conflict
 from metasync.reports.service import Activity, Doing, Line, Problem, WorkspaceState
-from metasync.reports.sync import PullReport
+from metasync.reports.sync import PullReport, Skipped
 from metasync.service import problems as told
 from metasync.service.problems import Problems
 
@@ -111,7 +111,7 @@ class Account:
     def passed(self, verb: str) -> None:
         """An operation went well."""
         with self._lock:
-            for prefix in (f"{verb}:", "open:", told.QUORUM):
+            for prefix in (f"{verb}:", "open:", told.QUORUM, told.DISK):
                 self._problems.only(prefix, ())
 
     def only(self, prefix: str, problems: Iterable[Problem]) -> None:
@@ -144,11 +144,12 @@ class Account:
     def pulled(self, report: PullReport) -> None:
         """What a pull could not bring."""
         wall, step = self._wall(), "Rename it on a device that can hold it."
-        unplaced = ((os.fsdecode(one.path), one.reason) for one in report.unplaced[:UNPLACED_MAX])
-        self.only("unplaced:", (Problem(f"unplaced:{p}", "unplaced", f"{p}: {why}", step, wall) for p, why in unplaced))
-        room = [text for text in report.warnings if "no room" in text]
-        step = "Free some space on this disk."
-        self.only("room", (Problem("room", "space", text, step, wall) for text in room[:1]))
+        waiting = [one for one in report.unplaced if one.reason.startswith(NO_ROOM)]
+        unplaced = [one for one in report.unplaced if not one.reason.startswith(NO_ROOM)][:UNPLACED_MAX]
+        texts = ((p := os.fsdecode(one.path), f"{p}: {one.reason}") for one in unplaced)
+        self.only("unplaced:", (Problem(f"unplaced:{p}", "unplaced", text, step, wall) for p, text in texts))
+        step = f"{told.free_space(str(self._directory))} What waits comes by itself then."
+        self.only("room", [Problem("room", "disk", _waiting(waiting), step, wall)] if waiting else ())
 
     def conflicts(self, records: Iterable[Conflict]) -> None:
         """The conflicts whose copies are here."""
@@ -161,3 +162,9 @@ class Account:
             step = f"Run: metasync resolve {path} (or use the page), and say which to keep."
             found.append(Problem(f"conflict:{copy}", "conflict", text, step, self._wall()))
         self.only("conflict:", found)
+
+
+def _waiting(files: Sequence[Skipped]) -> str:
+    """What is told of files that have no room here."""
+    more = f"; so it is with {len(files) - 1:,} more" if len(files) > 1 else ""
+    return f"{os.fsdecode(files[0].path)}: {files[0].reason}{more}"

@@ -32,7 +32,7 @@ from metasync.local import settings as preferences
 from metasync.local.settings import Settings
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, NAME_KEY
-from metasync.reports.service import Doing, Problem, WorkspaceState
+from metasync.reports.service import AWAY, Doing, Problem, WorkspaceState
 from metasync.reports.sync import PullReport, PushReport
 from metasync.runtime.tasks import boottime
 from metasync.service import problems as told
@@ -313,7 +313,7 @@ class Keeper:
         self._close()
         step = "Mount its drive, or move it back. Nothing is deleted meanwhile, and it goes on by itself."
         text = f"{self.directory} is not there, or its .metasync is not."
-        self._account.failed("open", Problem("open:away", "folder", text, step, self._wall(), blocks=True))
+        self._account.failed("open", Problem(AWAY, "folder", text, step, self._wall(), blocks=True))
         self._refuse_calls(WorkspaceError(text, next_step=step))
         return now + FOLDER_S
 
@@ -342,9 +342,12 @@ class Keeper:
 
     def _failed_to_open(self, error: BaseException) -> float:
         self._close()
-        self._account.failed("open", replace(told.of_error("open", error, self._wall()), asks=""))
+        self._account.failed("open", replace(self._problem("open", error), asks=""))
         self._refuse_calls(error)
         return self._opening.failed(self._clock())
+
+    def _problem(self, verb: str, error: BaseException) -> Problem:
+        return told.of_error(verb, error, self._wall(), str(self.directory))
 
     def _way(self, to: peek.Watchable) -> Backend:
         """A way to a backend that is watched, apart from those of the workspace, which rest while nothing happens."""
@@ -471,7 +474,7 @@ class Keeper:
             return
         if not isinstance(error, MetaSyncError):
             log.error("%s: %s failed", self.directory, verb, exc_info=error)
-        self._account.failed(verb, told.of_error(verb, error, self._wall()))
+        self._account.failed(verb, self._problem(verb, error))
 
     # hearing of others
 

@@ -24,6 +24,8 @@ from metasync.reports.service import Kind, Problem
 Verb = Literal["push", "pull"]
 LOGIN: Final = "metasync auth"  # stands in the next step of an error that a login would mend
 QUORUM: Final = "quorum"
+DISK: Final = "disk"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 TEXT_MAX: Final = 500  # characters of an error that is none of ours
 PROBLEMS_MAX: Final = 100  # told at a time; a folder may have more conflicts than anyone reads
 AGAIN: Final = "It is tried again by itself."
@@ -70,22 +72,44 @@ class Problems:
         return tuple(found[:PROBLEMS_MAX])
 
 
-def of_error(verb: str, error: BaseException, now_s: float) -> Problem:
-    """The problem that an operation ended with. Its key is `verb:kind`, but of a lost quorum QUORUM for all."""
+def of_error(verb: str, error: BaseException, now_s: float, folder: str = "this folder") -> Problem:
+    """The problem that an operation in a folder ended with. Its key is `verb:kind`, but QUORUM and DISK for all."""
     asks: Literal["", "push", "pull"] = ""
-    if isinstance(error, MetaSyncError):
-        kind: Kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "other")
+    if is_of_full_disk(error):
+        kind: Kind = "disk"
+        text = error.message if isinstance(error, MetaSyncError) else f"The disk is full: {error}."[:TEXT_MAX]
+        step = f"{free_space(folder)} {AGAIN}"
+    elif isinstance(error, MetaSyncError):
+        kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "other")
         if LOGIN in error.next_step:
             kind = "login"
         if isinstance(error, GuardError):
             asks = "pull" if verb == "pull" or error.message.startswith("this pull") else "push"
         text, step = error.message, error.next_step or AGAIN
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kind, text, step = "space", "This disk is full.", f"Free some space. {AGAIN}"
     else:
         kind, step = "other", f"{AGAIN} Report it if it stays."
         text = f"An error of MetaSync's own: {type(error).__name__}: {error}"[:TEXT_MAX]
-    return Problem(QUORUM if kind == "quorum" else f"{verb}:{kind}", kind, text, step, now_s, asks, blocks=True)
+    key = kind if kind in (QUORUM, DISK) else f"{verb}:{kind}"
+    return Problem(key, kind, text, step, now_s, asks, blocks=True)
+
+
+def free_space(folder: str) -> str:
+    """What to do where a disk of this device is full."""
+    return f"Free some space on the disk of {folder}."
+
+
+def is_of_full_disk(error: BaseException) -> bool:
+    """Whether an operation failed since a disk of this device is full. A backend that is full is none of these."""
+    if isinstance(error, MetaSyncError) and not isinstance(error, WorkspaceError):
+        return False
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, BackendError):
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return True
+        if getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL":
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def of_backend(name: str, reason: str, now_s: float) -> Problem:

@@ -248,6 +248,7 @@ def test_a_broker_that_is_lost_has_the_backends_asked_again(
     stage.go_on(3800.0)
     write(other.directory, {"y/new": b"theirs"})
     other.push()
+    other.close()  # what its push left under way counts before
     before = lab.requests()
     stage.go_on(60.0)
     assert lab.requests() == before, "nobody told of it"
@@ -632,7 +633,8 @@ def test_a_full_disk_is_told_and_passes(w: Workspace, stage: Stage, monkeypatch:
         m.setattr(Workspace, "pull", fail)
         stage.keeper.sync_now()
         stage.go_on(5.0)
-        assert stage.kinds == ["space"]
+        assert stage.kinds == ["disk"]
+        assert f"Free some space on the disk of {w.directory}." in stage.state.problems[0].next_step
     stage.go_on(400.0)
     assert stage.kinds == []
 
@@ -656,6 +658,9 @@ def test_a_file_that_waits_for_room_comes_by_itself_once_there_is_some(
     stage.keeper.hint()
     stage.go_on(100.0)
     assert (stage.state.doing, stage.state.why) == ("waiting", "room on this disk")
+    (told,) = stage.state.problems
+    assert (told.kind, told.text) == ("disk", "large: no room for its 100,000 bytes; so it is with 1 more")
+    assert told.next_step.startswith(f"Free some space on the disk of {w.directory}.")
     before, turns = lab.requests(), stage.turns
     stage.go_on(3600.0)
     assert stage.turns - turns < 200
@@ -707,6 +712,7 @@ def test_a_file_that_waited_before_a_restart_comes_too(
     free.append(1 << 40)
     stage.go_on(70.0)
     assert (stage.keeper.directory / "large").exists()
+    assert stage.kinds == []
 
 
 def test_a_disk_that_cannot_be_asked_has_no_room_yet() -> None:

@@ -19,10 +19,10 @@ from daemon_kit import HUNG_S, FakeKeeper, problem, state, wait_for
 
 from metasync.errors import UsageError, WorkspaceError
 from metasync.local.settings import Settings
-from metasync.reports.service import DaemonState, Line, WorkspaceState
+from metasync.reports.service import AWAY, DaemonState, Line, WorkspaceState
 from metasync.runtime import daemon_keys
 from metasync.service.telling import logs, metrics, notices, ways
-from metasync.service.telling.due import AFTER_S, AN_HOUR_MAX, FORGET_S, QUORUM_S, Notice, Told, due, noted
+from metasync.service.telling.due import AFTER_S, AN_HOUR_MAX, FORGET_S, PASSING_S, Notice, Told, due, noted
 from metasync.service.telling.story import happened, words
 
 NOW = 1_000_000.0
@@ -43,14 +43,27 @@ def test_a_problem_is_told_once_and_again_only_after_it_was_over_for_long() -> N
     assert told == {}
 
 
-@pytest.mark.parametrize(("kind", "wait_s"), [("backend", AFTER_S), ("folder", AFTER_S), ("quorum", QUORUM_S)])
-def test_what_may_pass_by_itself_is_told_when_it_lasts(kind: Any, wait_s: float) -> None:
-    away = problem("backend:usb", kind, since_s=NOW)
+@pytest.mark.parametrize(
+    ("key", "kind", "wait_s"),
+    [
+        ("backend:usb", "backend", AFTER_S),
+        (AWAY, "folder", AFTER_S),
+        ("push:folder", "folder", PASSING_S),  # settings or a local state that cannot be read
+        ("quorum", "quorum", PASSING_S),
+    ],
+)
+def test_what_may_pass_by_itself_is_told_when_it_lasts(key: str, kind: Any, wait_s: float) -> None:
+    away = problem(key, kind, since_s=NOW)
     early = due([away], {}, NOW + wait_s - 1)
     assert early.notices == ()
     assert early.look_s == NOW + wait_s
     assert len(due([away], {}, NOW + wait_s).notices) == 1
     assert len(due([away], {}, NOW + 60, after_s=60).notices) == 1
+
+
+@pytest.mark.parametrize("kind", ["disk", "space", "unplaced", "guard", "login", "damage", "fork", "conflict"])
+def test_what_waits_for_the_user_is_told_at_once(kind: Any) -> None:
+    assert len(due([problem("x", kind, since_s=NOW)], {}, NOW).notices) == 1
 
 
 def test_many_of_a_kind_are_told_together_and_there_is_an_end_to_them_in_an_hour() -> None:

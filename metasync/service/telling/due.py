@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from metasync.reports.service import Kind, Problem
+from metasync.reports.service import AWAY, Kind, Problem
 
 AFTER_S: Final = 3600.0  # a provider or a drive that is away: told when it lasts that long, unless `notify.after` says
-QUORUM_S: Final = 600.0  # too few backends: most often this device has no network, and will have it again
+PASSING_S: Final = 600.0  # too few backends, most often since this device has no network; a folder that cannot be used
 FORGET_S: Final = 6 * 3600.0  # a problem that was over for that long is another one when it comes again
 EACH_MAX: Final = 3  # of one kind at the same time: more are told together
 AN_HOUR_MAX: Final = 20  # notices, whatever happens
-_LASTING: Final = frozenset[Kind]({"backend", "folder"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def due(problems: Sequence[Problem], told: Mapping[str, Told], now_s: float, aft
     for one in problems:
         if one.key in told or not (one.blocks or one.kind != "other"):
             continue
-        at_s = one.since_s + _wait_s(one.kind, after_s)
+        at_s = one.since_s + _wait_s(one, after_s)
         if at_s <= now_s:
             waits.setdefault(one.kind, []).append(one)
         else:
@@ -62,10 +61,10 @@ def due(problems: Sequence[Problem], told: Mapping[str, Told], now_s: float, aft
     return Due(notices[:room], look_s)
 
 
-def _wait_s(kind: Kind, after_s: float) -> float:
-    if kind in _LASTING:
+def _wait_s(one: Problem, after_s: float) -> float:
+    if one.kind == "backend" or one.key == AWAY:
         return after_s
-    return min(QUORUM_S, after_s) if kind == "quorum" else 0.0
+    return min(PASSING_S, after_s) if one.kind in ("quorum", "folder") else 0.0
 
 
 def _together(kind: Kind, items: Sequence[Problem]) -> list[Notice]:

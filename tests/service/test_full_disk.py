@@ -1,0 +1,91 @@
+"""A disk of this device that is full is told as that, wherever it is met; a backend that is full is another thing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasync.checkout import room
+from metasync.errors import BackendError, FullError, GuardError, MetaSyncError, NoQuorumError, WorkspaceError
+from metasync.local import lock
+from metasync.local.lock import WorkspaceLock
+from metasync.local.state import LocalDb
+from metasync.local.state_keys import NAME_KEY
+from metasync.service.problems import DISK, of_error
+from metasync.worktree.tree import WorkTree, failed
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def raised(by: Callable[[], object]) -> BaseException:
+    with pytest.raises((MetaSyncError, OSError)) as caught:
+        by()
+    return caught.value
+
+
+def check_told(error: BaseException) -> None:
+    for verb in ("push", "pull", "open"):
+        told = of_error(verb, error, 1.0, "/home/a/docs")
+        assert (told.key, told.kind, told.blocks) == (DISK, "disk", True)
+        assert told.next_step.startswith("Free some space on the disk of /home/a/docs.")
+
+
+def test_at_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".metasync").mkdir()
+    monkeypatch.setattr(lock, "open", full, raising=False)
+    check_told(raised(lambda: WorkspaceLock(tmp_path / ".metasync").acquire("push")))
+
+
+def test_at_the_local_state(tmp_path: Path) -> None:
+    with LocalDb.open(tmp_path / "state.db") as db:
+        pages = db._db.execute("PRAGMA page_count").fetchone()[0]
+        db._db.execute(f"PRAGMA max_page_count = {pages}")
+        check_told(raised(lambda: db.set(NAME_KEY, "n" * 100_000)))
+
+
+def test_at_a_checkout(tmp_path: Path) -> None:
+    (tmp_path / ".metasync").mkdir()
+    with WorkTree(os.fsencode(tmp_path)) as tree:
+        check_told(room.too_little(tree, 2, 1))
+        check_told(room.full(tree, 2))
+        error = failed(tree, b"f", OSError(errno.EDQUOT, "quota"))
+        error.__cause__ = OSError(errno.EDQUOT, "quota")
+        check_told(error)
+        error.__cause__ = OSError(errno.EIO, "broken")
+        assert of_error("pull", error, 1.0).kind == "folder"
+
+
+def test_at_a_call_of_the_system() -> None:
+    check_told(raised(full))
+    assert of_error("push", OSError(errno.EIO, "broken"), 1.0).kind == "other"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FullError("a is full"), "space"),
+        (BackendError("a failed"), "backend"),
+        (NoQuorumError("a of 3"), "quorum"),
+        (WorkspaceError("damaged settings"), "folder"),
+        (GuardError("most would go"), "guard"),
+    ],
+)
+def test_what_comes_of_a_full_backend_is_none_of_it(error: MetaSyncError, kind: str) -> None:
+    assert of_error("push", error, 1.0).kind == kind
+    error.__cause__ = FullError("a is full")
+    error.__cause__.__cause__ = OSError(errno.ENOSPC, "on the backend")
+    assert of_error("push", error, 1.0).kind == kind
+
+
+def test_another_fault_of_the_local_state_is_not_taken_for_it() -> None:
+    error = WorkspaceError("the local state failed")
+    error.__cause__ = sqlite3.DatabaseError("malformed")
+    assert of_error("push", error, 1.0).kind == "folder"
