@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.errors import MetaSyncError
+from metasync.keys.device_set import names_of
 from metasync.local.state_keys import CONFLICTS, SHORT_KEY, Conflict
 from metasync.maintenance import backend_states
 from metasync.maintenance.holdings import Holdings, holdings, still_moving
@@ -141,11 +142,10 @@ def _bad(s: Session) -> tuple[BadCopies, ...]:
 
 
 def _author(agreed: Agreed) -> str:
-    """The name of the device that made a version, or its id; "" before the first push."""
+    """The name of the device that made a version, revoked or not, else how its id begins; "" before the first push."""
     if agreed.snapshot is None:
         return ""
-    device = agreed.devices.get(agreed.snapshot.device)
-    return device.name if device is not None else agreed.snapshot.device.hex()
+    return names_of(agreed.devices).get(agreed.snapshot.device) or agreed.snapshot.device.hex()[:8]
 
 
 def _within_reach(s: Session, backends: Iterable[BackendState]) -> set[bytes]:

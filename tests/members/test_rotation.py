@@ -120,6 +120,18 @@ def test_the_others_follow_and_the_revoked_one_is_told(lab: Lab) -> None:
     assert [x.name for x in w.device_list().devices if x.state == "admitted"] == ["desktop", "laptop"]
 
 
+def test_what_a_revoked_device_pushed_still_has_its_name(lab: Lab) -> None:
+    w, _, p = three(lab)
+    write(p.directory, {"last words": b"of the phone"})
+    p.push()
+    w.pull()
+    revoke(w, "phone", new_passphrase=NEW)
+    assert w.status().device == "phone"
+    w.device_confirm("phone")
+    w.pull()
+    assert w.status().device == "phone", "also once its logins are withdrawn"
+
+
 def test_a_restart_has_the_new_keys_without_asking(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, _ = three(lab)
     rotate(w)
