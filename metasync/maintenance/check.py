@@ -25,7 +25,7 @@ from metasync.maintenance.repair.untrue_rows import UntrueRows
 from metasync.members import key_copies
 from metasync.reports.checks import CheckProblem, CheckReport, Repaired
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
-from metasync.session import agreement, health, space
+from metasync.session import agreement, genesis, health, space
 from metasync.session.session import Agreed, Session
 from metasync.store import deltas
 from metasync.store.index import PackId, PackRecord
@@ -35,6 +35,7 @@ from metasync.transfer import late_copies, wrong_copies
 from metasync.transfer.verify import CopyState, check_pack
 
 NO_BASE = "has deltas that cannot be opened: no pack has what they are made of"
+NO_WAY = "cannot be reached: this device has no way to it"
 GIVEN_UP = "only where a change of the backends has given it up"
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
@@ -91,6 +92,7 @@ class Looked:
         wanted, names = s.transfer.placement.copies, s.names
         ids, reached = {p.name: i for i, p in s.transfer.places.items()}, knows_all(s)
         places, stores = Places(s.config, s.previous), {b.backend_id for b in s.config.backends}
+        no_way = {b.backend_id: b.name for b in s.config.backends if b.backend_id not in s.transfer.places}
 
         def counted(c: CopyState, pack: bytes) -> CopyState:
             """A copy that a change of the backends has given up may be deleted once all others are there."""
@@ -113,10 +115,12 @@ class Looked:
             home, there = ([counted(c, record.name) for c in some] for some in (home, there))
             if self.sound is not None:
                 self.sound.update((c.backend, record.id) for c in home if c.problem is None)
+            lacks = [no_way[i] for i in s.transfer.placement.primary(record.name) if i in no_way]
+            home = [*home, *(CopyState(name, NO_WAY, unknown=True) for name in lacks)]
             verdict = judge(record.name, home, there, wanted, late)
             if verdict.problems or verdict.good < wanted:
                 good = tuple(ids[c.backend] for c in copies if c.problem is None)
-                bad = tuple(ids[p.backend] for p in verdict.problems)
+                bad = tuple(ids[p.backend] for p in verdict.problems if p.backend in ids)
                 is_sure = reached and not any(c.unknown for c in copies)
                 by_bytes = any(c.problem is not None and c.how in ("read", "piece") for c in copies)
                 self.found[record.id] = verdict, Finding(record, good, bad, is_sure, by_bytes)
@@ -307,7 +311,7 @@ def _pieces(s: Session, packs: Iterable[PackRecord]) -> Pieces:
 def _check_meta(
     s: Session, agreed: Agreed, standings: Mapping[str, str], *, read_data: bool, repair: bool
 ) -> tuple[list[CheckProblem], list[str]]:
-    """The index, config and device set on every acceptor, and whether each is the one it should be. -> also notes."""
+    """What lies beside the logs on every acceptor, and whether each is the one it should be. -> also notes."""
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     problems += [CheckProblem("all backends", b"", told) for told in health.check_heads(s, agreed.state)]
     ill = {p.backend for p in problems}
@@ -315,7 +319,8 @@ def _check_meta(
         with contextlib.suppress(MetaSyncError):  # what is not there then is told below
             s.runtime.run(s.group.settle(agreed.state))
     found, brought = health.check_meta(s, beside(agreed), ill, read_data=read_data, mend=repair)
-    return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought
+    first, given = genesis.check(s, ill, mend=repair)
+    return [*problems, *(CheckProblem(backend, b"", why) for backend, why in (*found, *first))], [*brought, *given]
 
 
 def beside(agreed: Agreed) -> list[tuple[str, Ref | bytes]]:

@@ -26,7 +26,7 @@ from metasync.members import key_copies
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import Gone
 from metasync.reports.checks import CheckProblem, DrillReport
-from metasync.session import agreement, health
+from metasync.session import agreement, genesis, health
 from metasync.session.session import Agreed, Operations, Session
 from metasync.store.index import Index, PackId, PackRecord
 
@@ -88,6 +88,8 @@ def _look(s: Session, without: Collection[str], *, read_data: bool) -> tuple[Dri
     problems = [CheckProblem(name, b"", why) for name, why in sorted(ill.items())]
     problems += [CheckProblem("", b"", why) for why in _beside_the_logs(s, agreed, left, ill, read_data=read_data)]
     keys = key_copies.lacks(s, agreed.state, [n for n in left if n not in ill]) if agrees else []
+    if agrees and not genesis.look(s, {*ill, *without}).intact:
+        keys = [*keys, "the genesis: on no backend that is left"]
     problems += [CheckProblem("", b"", why) for why in keys]
     looked = look(s, agreed.index.packs().values(), read_data=read_data)
     report = DrillReport(

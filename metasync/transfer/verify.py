@@ -56,21 +56,20 @@ def check_pack(
 ) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
     """Looks at a pack's copies: (those on the R places it belongs to, those elsewhere, which may be in their stead).
 
-    Of the latter, those that are missing or damaged are left out.
+    Of the former, those to which there is no way are left out; of the latter, those that are missing or damaged.
 
     `pieces`: by backend, the number of the segment to read there if that store tells no digest. `listed`: what an index
     lists in the pack; it is looked for in one right copy that is read.
     """
+    belongs, pieces, rows = t.placement.primary(record.name), pieces or {}, [*listed]
     order = t.read_order(record.name)
-    copies, pieces, rows = t.placement.copies, pieces or {}, [*listed]
-    first = yield Gather(
-        {p.name: check_copy(t, p, record, read_data, pieces.get(p.name), rows) for p in order[:copies]}
-    )
-    states = [first[p.name] for p in order[:copies]]
-    if all(s.problem is None for s in states):
+    home, others = ([p for p in order if (p.backend_id in belongs) is there] for there in (True, False))
+    first = yield Gather({p.name: check_copy(t, p, record, read_data, pieces.get(p.name), rows) for p in home})
+    states = [first[p.name] for p in home]
+    if len(states) == len(belongs) and all(s.problem is None for s in states):
         return states, []
-    rest = yield Gather({p.name: check_copy(t, p, record, read_data, None, rows) for p in order[copies:]})
-    return states, [x for p in order[copies:] if (x := rest[p.name]).problem is None or x.unknown]
+    rest = yield Gather({p.name: check_copy(t, p, record, read_data, None, rows) for p in others})
+    return states, [x for p in others if (x := rest[p.name]).problem is None or x.unknown]
 
 
 def check_copy(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from content_kit import noise
-from workspace_kit import Lab, write
+from workspace_kit import PASSPHRASE, Lab, write
 
 from metasync.backends import folder
 from metasync.backends.api import Digest
@@ -94,3 +94,78 @@ def test_pieces_are_read_where_no_digests_are_told(lab: Lab) -> None:
         path.write_bytes(noise(len(data), 5))
     report = w.check()
     assert {p.backend for p in report.problems} == set(NAMES), "any piece of what is all damaged shows it"
+
+
+def test_a_device_without_a_way_to_a_backend_calls_no_copy_missing_elsewhere(lab: Lab) -> None:
+    """What belongs on the backend that this device cannot reach is not expected on the next one in line."""
+    w = lab.init(lab.urls(*NAMES), replicas=3)
+    for n in range(12):  # packs: that none is mapped to a fourth backend has a chance of 1 in 16 million
+        write(Path(w.directory), {f"f{n}": noise(1000, n)})
+        w.push()
+    w.backend_add(lab.url("d"), passphrase=PASSPHRASE)
+    w.rebalance()
+    assert w.check().problems == ()
+    other = lab.clone(lab.urls(*NAMES))
+    report = other.check()
+    on_d = {path.name for path in packs_of(lab) if lab.store("d") in path.parents}
+    assert on_d, "or this shows nothing"
+    told = {(p.backend, p.pack.hex(), p.problem) for p in report.problems}
+    assert told == {("d", pack, "cannot be reached: this device has no way to it") for pack in on_d}
+    assert not report.lost
+    assert report.short == len(on_d)
+    repaired = other.check(repair=True).repaired
+    assert repaired is not None
+    assert (repaired.copies, repaired.stored_bytes) == (0, 0)
+    before = set(packs_of(lab))
+    write(Path(other.directory), {"more": b"more"})
+    other.push()  # and what it does beside makes no copy where none belongs
+    new = {path.name for path in packs_of(lab)} - {path.name for path in before}
+    assert {path for path in packs_of(lab) if path.name not in new} == before
+
+
+def genesis_of(lab: Lab, name: str) -> Path:
+    (path,) = lab.store(name).rglob("genesis")
+    return path
+
+
+def test_a_genesis_that_is_missing_is_brought(lab: Lab) -> None:
+    """Without it on any backend nobody could join with the passphrase, though all else were there."""
+    w = pushed(lab)
+    for name in NAMES:  # one after the other, until none is the first one
+        genesis_of(lab, name).unlink()
+        report = w.check()
+        assert report.notes == (f"{name}: brought what was missing there: genesis",)
+        assert report.meta_problems == ()
+        assert w.check().notes == ()
+    assert lab.clone(lab.urls(*NAMES)).check().meta_problems == ()
+
+
+@pytest.mark.parametrize("how", ["zeros", "of another acceptor", "one bit"])
+def test_an_altered_genesis_is_told_and_stored_anew_by_a_repair(lab: Lab, how: str) -> None:
+    w = pushed(lab)
+    path, size = genesis_of(lab, "b"), genesis_of(lab, "b").stat().st_size
+    if how == "one bit":
+        flip(path, 200)
+    else:
+        path.unlink()
+        path.write_bytes(bytes(size) if how == "zeros" else genesis_of(lab, "a").read_bytes())
+    for read_data in (False, True):
+        told = [(p.backend, p.problem) for p in w.check(read_data=read_data).meta_problems]
+        assert told == [("b", "genesis is altered")]
+    report = w.check(repair=True)
+    assert (report.meta_problems, report.notes) == ((), ("b: stored anew what was altered there: genesis",))
+    other = lab.clone(lab.urls("a", "b"))
+    assert {b.name for b in other.backend_list().backends if b.linked} == {"a", "b"}, "it is known for an acceptor"
+
+
+def test_a_genesis_that_nobody_has_or_that_cannot_be_stored_is_told(lab: Lab) -> None:
+    w = pushed(lab)
+    genesis_of(lab, "b").unlink()
+    lab.faults["b"].read_only = True
+    report = w.check()
+    assert [(p.backend, p.problem) for p in report.meta_problems] == [("b", "genesis is missing")]
+    assert report.notes == ()
+    for name in "ac":
+        genesis_of(lab, name).unlink()
+    report = w.check(repair=True)
+    assert {(p.backend, p.problem) for p in report.meta_problems} == {(name, "genesis is missing") for name in NAMES}

@@ -115,6 +115,18 @@ def test_what_lies_beside_the_logs_and_the_keys_are_looked_for(lab: Lab) -> None
     assert not lab.objects("a", "keys"), "it brings nothing"
 
 
+def test_the_genesis_is_looked_for(lab: Lab) -> None:
+    w = some(lab, "a", "b", "c")
+    for name in "ab":
+        (path,) = lab.store(name).rglob("genesis")
+        path.unlink()
+    r = w.drill(["c"])
+    assert [p.problem for p in r.problems] == ["the genesis: on no backend that is left"]
+    assert (r.joins, r.is_passed) == (False, False)
+    assert not list(lab.store("a").rglob("genesis")), "it brings nothing"
+    assert w.drill(["a"]).is_passed, "one is enough"
+
+
 def test_names(lab: Lab) -> None:
     w = some(lab, "a", "b", pushes=0)
     for names in (["x"], [], ["a", "b"]):
