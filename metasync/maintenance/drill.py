@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from metasync.consensus import State
-from metasync.consensus.eras import records
-from metasync.consensus.records.era import era_path
 from metasync.errors import NoQuorumError, UsageError
 from metasync.events import Phase, Progress
 from metasync.maintenance.check import beside, looked_at
@@ -99,7 +97,7 @@ def _look(s: Session, without: Collection[str], *, read_data: bool) -> tuple[Dri
         voting=len(voting),
         quorum=s.config.quorum,
         agrees=agrees,
-        joins=agrees and not keys,
+        joins=agrees and not keys and not genesis.lacks_eras(s, agreed.state.era, left),
         copies=s.transfer.placement.copies,
         by_copies=looked.by_copies,
         copies_checked=looked.how.total(),
@@ -137,9 +135,7 @@ def _beside_the_logs(
 
 
 def _eras(s: Session, state: State, names: Collection[str]) -> list[str]:
-    have = s.runtime.run(records(s.group.participant, state.era, names)) if state.era else {}
-    lack = [n for n in range(1, state.era + 1) if era_path(n) not in have]
-    return [f"the record of era {n}: on no backend that is left" for n in lack]
+    return [f"the record of era {n}: on no backend that is left" for n in genesis.lacks_eras(s, state.era, names)]
 
 
 def look(s: Session, packs: Collection[PackRecord], *, read_data: bool) -> Looked:

@@ -484,3 +484,27 @@ def recover_until(n: int, w: Workspace, gone: list[str], monkeypatch: pytest.Mon
         with contextlib.suppress(MetaSyncError):
             w.recover(gone, PASSPHRASE, confirm=name or f"docs{n}")
     return writes >= n
+
+
+def test_a_record_of_an_era_that_is_missing_is_brought_and_told(lab: Lab) -> None:
+    """Without it on any backend a new device would begin with what was before the restart."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"one": b"1"})
+    w.push()
+    lose(lab, "b", "c")
+    w.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    for name in "de":
+        w.backend_add(lab.url(name), passphrase=PASSPHRASE)
+    w.rebalance()
+    paths = {name: next(lab.store(name).rglob("eras/1")) for name in "ade"}
+    for name, path in paths.items():
+        path.unlink()
+        report = w.check()
+        assert report.notes == (f"{name}: brought what was missing there: record of era 1",)
+        assert (report.meta_problems, w.check().notes) == ((), ())
+    for path in paths.values():
+        path.unlink()
+    told = {(p.backend, p.problem) for p in w.check(repair=True).meta_problems}
+    assert told == {(name, "record of era 1 is missing") for name in "ade"}
+    drilled = w.drill(["e"])
+    assert (drilled.agrees, drilled.joins) == (True, False)
