@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from metasync.codec import Reader, ascending, bytes16, bytes32, i64, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
@@ -299,10 +300,21 @@ def decode_plan(data: bytes) -> Plan:
 
 def is_of_others(journal: bytes) -> bool:
     """Whether an interrupted checkout was to bring others' changes, which the next one brings too."""
-    try:
-        return not decode_plan(journal).own
-    except WorkspaceError:  # another version's, say: then nobody can tell what it staged
-        return False
+    name = hashlib.sha256(journal).digest()
+    found = _judged.get(name)
+    if found is None:
+        try:
+            found = not decode_plan(journal).own
+        except WorkspaceError:  # another version's, say: then nobody can tell what it staged
+            found = False
+        _judged.clear()
+        _judged[name] = found
+    return found
+
+
+_judged: Final[
+    dict[bytes, bool]
+] = {}  # the last journal, by its hash: each turn of a pull that gives way asks about it
 
 
 def _bare(entry: Entry) -> Row:

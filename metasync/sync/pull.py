@@ -30,7 +30,7 @@ from metasync.merge.copies import Origin, sides_of
 from metasync.merge.trees import Merge, merge
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.reports.sync import PullReport
+from metasync.reports.sync import Changes, PullReport
 from metasync.session import agreement
 from metasync.session.agreement import LEFT_KEY
 from metasync.session.around import heeding
@@ -73,6 +73,7 @@ class Plan:
     maker: Origin
     news: Mapping[bytes, walk.Change]
     texts: dict[bytes, MergedText] = field(default_factory=dict)
+    told: Changes = field(default_factory=Changes)  # the changes to the folder, for people
     held: Held | None = None  # what an earlier turn has staged of it
 
 
@@ -243,7 +244,7 @@ def _integrate_once(
     report = PullReport(
         before=base.state.v,
         version=target.state.v,
-        changes=summary(coming, seen.get, coming.get),
+        changes=plan.told,
         met=plan.merge.met,
         merged=tuple(sorted(plan.texts)),
         unreadable=noted(plan.scan.unreadable),
@@ -327,7 +328,8 @@ def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Ch
     base_tree.hold(asked)
     merged = {t.path: texts[t.path] for t in result.text}
     rows, differing = rows_at(s.db, {b"", *asked}), touched if here.is_settled else None
-    return Plan(seen, rows, theirs, differing, result, left, maker, news, merged)
+    told = summary(result.changes, seen.tree.get, result.changes.get)
+    return Plan(seen, rows, theirs, differing, result, left, maker, news, merged, told)
 
 
 def _plan_again(s: Session, base: Agreed, target: Agreed, turns: Turns | None, contents: Contents) -> Plan | None:

@@ -10,8 +10,9 @@ import pytest
 from checkout_kit import agreed
 from workdir import Workspace, entry
 
+from metasync.checkout import plan as plans
 from metasync.checkout.checkout import Change, Checkout
-from metasync.checkout.plan import Plan, decode_plan, encode_plan
+from metasync.checkout.plan import Plan, decode_plan, encode_plan, is_of_others
 from metasync.codec import bytes16, bytes32, i64, text16, u8, u32, u64
 from metasync.errors import WorkspaceError
 from metasync.local.state_keys import INODES_KEY, PLAN_KEY, WHOLE_KEY
@@ -27,6 +28,23 @@ def test_a_plan_is_what_it_was() -> None:
     plan = Plan(CHANGES, {"here": b"1", "empty": b"", "none": None}, 7, 5, (3, 4), True, "why", {2: "no room"})
     assert decode_plan(encode_plan(plan)) == plan
     assert decode_plan(encode_plan(replace(plan, own=False))) == replace(plan, own=False)
+
+
+def test_whose_changes_a_journal_has_is_read_from_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn of a large pull asks, and would decode all of it."""
+    of_others, own = journal(own=0), journal(own=1)
+    read: list[bytes] = []
+
+    def decoding(data: bytes) -> Plan:
+        read.append(data)
+        return decode_plan(data)
+
+    monkeypatch.setattr(plans, "decode_plan", decoding)
+    monkeypatch.setattr(plans, "_judged", {})
+    for data, is_so in ((of_others, True), (own, False), (b"damaged", False), (of_others, True)):
+        assert [is_of_others(data), is_of_others(data)] == [is_so, is_so]
+    assert read == [of_others, own, b"damaged", of_others]
+    assert len(plans._judged) == 1, "of the last one alone"
 
 
 def journal(

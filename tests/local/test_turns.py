@@ -24,7 +24,7 @@ from metasync.events import Event, Notice, Progress
 from metasync.local import lock
 from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
 from metasync.local.state_keys import ERA_KEY, KEPT_KEY
-from metasync.reports.sync import PushReport
+from metasync.reports.sync import PullReport, PushReport
 from metasync.session.session import Session
 from metasync.sync import no_change
 from metasync.sync import pull as merging
@@ -534,11 +534,12 @@ class Turning:
     def _let_in(self) -> None:
         self._between()
 
-    def end(self) -> None:
+    def end(self) -> PullReport:
         """Runs the pull, and looks that all came."""
-        self.w.pull()
+        report = self.w.pull()
         assert not self.left
         assert tree_of(self.w.directory).items() >= tree_of(self.other.directory).items()
+        return report
 
     def staged_file(self) -> Path:
         """A file that is staged, whole or in part."""
@@ -550,7 +551,7 @@ def test_a_turn_goes_on_with_the_plan_and_the_files_of_the_one_before(
 ) -> None:
     """A command that comes between two turns waits for no more than a look at the folder, however much was brought."""
     pull = Turning(lab, monkeypatch, 3, lambda: None)
-    pull.end()
+    assert {*pull.end().changes.added} == {b"big", *(b"f%02d" % i for i in range(5))}
     assert (pull.planned, pull.begun) == (1, 1)
     assert set(pull.staged.values()) == {1}, "nothing is brought again"
     assert len([1 for path, _ in pull.staged if path == b"big"]) > 3
