@@ -341,7 +341,7 @@ def test_a_clone_tells_what_it_could_not_place(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(pull, "pull", lambda *_, **__: more)
     links = SimpleNamespace(is_read_only=False, agreed_names={"a", "b"}, links={"a": "a"})
     s: Any = SimpleNamespace(
-        connections=links, db=Db(), load=lambda _: None, directory="/folder", down={}, name="docs"
+        connections=links, db=Db(), load=lambda _: None, directory="/folder", down={}, bad_copies=(), name="docs"
     )  # fmt: skip
     report = first_checkout.finish_clone(s, "workspace")
     assert report.unplaced == (more if others else first).unplaced
