@@ -27,6 +27,8 @@ def copied(tables: Tables) -> Tables:
 class SimDb(State):
     """`local.state.State` over `tables`, which outlive the process. What a call wrote is durable when it returns."""
 
+    is_copy = False
+
     def __init__(self, tables: Tables, boot: Boot | None = None) -> None:
         self.tables = tables
         self._boot = boot
