@@ -65,7 +65,11 @@ def judge(
         coming = {c.backend for c in bad if c.missing and c.backend in late}
         bad = [c for c in bad if c.backend not in coming]
         good += len(coming)
-    told = (CheckProblem(c.backend, pack, c.problem or "") for c in bad if not (excused and c.missing))
+    told = (  # nor is one missed that nobody can see from here
+        CheckProblem(c.backend, pack, c.problem or "")
+        for c in bad
+        if not (excused and (c.missing or c.problem == NO_WAY))
+    )
     return Verdict(tuple(told), good, waits)
 
 
