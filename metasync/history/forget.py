@@ -142,7 +142,7 @@ def _agree(history: History, tops: Sequence[bytes], had: _Had) -> State | None:
     state = base.state
     upload = Upload(
         s.transfer, replace(s.form, epoch=state.epoch), state.gen, runner=s.runtime, listener=s.listener,
-        entropy=s.entropy, begin=lambda: space.begin_asking(s, base.index), look=s.check,
+        entropy=s.entropy, clock=s.runtime.clock, begin=lambda: space.begin_asking(s, base.index), look=s.check,
     )  # fmt: skip
     known, roots = known_in(base.index, upload), dict[bytes, bytes]()
     s.listener(Phase("pack"))

@@ -373,7 +373,8 @@ class _Collection:
         if self.upload is None:
             self.upload = Upload(
                 s.transfer, replace(s.form, epoch=state.epoch), state.gen, runner=s.runtime, listener=s.listener,
-                entropy=s.entropy, begin=lambda: space.begin_asking(s, found.base.index), look=s.check,
+                entropy=s.entropy, clock=s.runtime.clock, look=s.check,
+                begin=lambda: space.begin_asking(s, found.base.index),
             )  # fmt: skip
         try:
             s.listener(Phase("pack"))

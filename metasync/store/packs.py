@@ -221,13 +221,23 @@ class Ids(Protocol):
     def add(self, object_id: bytes, /) -> None: ...
 
 
+class LevelChoice(Protocol):
+    """Chooses compression levels, one for each segment."""
+
+    def level(self) -> int:
+        """The level for the next segment."""
+
+    def timed(self, level: int, size: int, shrink: Callable[[], bytes]) -> bytes:
+        """What `shrink` makes of `size` bytes at `level`. Workers call it."""
+
+
 @dataclass(eq=False)
 class Packer:
     """Turns objects into sealed packs. One thread adds; `work` runs workers; `emit` gets packs in order, and may block.
 
     Objects added twice, or in `seen`, are packed once. `choose` chooses the packs' names, in workers; without it they
     have no salt. `spread`: the rest at the end becomes up to so many packs, so that a small push too loads all
-    backends. `level` is asked for the compression level of each segment; without it that of `form` counts.
+    backends. `levels` chooses the compression level of each segment; without it that of `form` counts.
     """
 
     form: PackFormat
@@ -237,7 +247,7 @@ class Packer:
     choose: Choose | None = None
     spread: int = 1
     seen: Ids = field(default_factory=set[bytes])
-    level: Callable[[], int] | None = None
+    levels: LevelChoice | None = None
 
     def __post_init__(self) -> None:
         self._pack_bytes_max = min(self.form.pack_bytes, pack_format.PACK_BYTES_MAX // 2)  # footer, padding on top
@@ -305,12 +315,14 @@ class Packer:
             self._take_shrunk()
 
     def _shrinker(self, gathering: _Gathering) -> Callable[[], _Shrunk]:
-        chain, level = self.form.chains[-1], self.form.level if self.level is None else self.level()
+        chain, levels = self.form.chains[-1], self.levels
+        level = self.form.level if levels is None else levels.level()
 
         def run() -> _Shrunk:
             raw = gathering.parts[0] if len(gathering.parts) == 1 else b"".join(gathering.parts)
-            context = Context(b"", 0, b"", len(raw), level)
-            return _Shrunk(len(raw), chain.shrink(raw, context), bytes(gathering.places), gathering.deltas)
+            shrink = partial(chain.shrink, raw, Context(b"", 0, b"", len(raw), level))
+            data = shrink() if levels is None else levels.timed(level, len(raw), shrink)
+            return _Shrunk(len(raw), data, bytes(gathering.places), gathering.deltas)
 
         return run
 

@@ -104,6 +104,7 @@ class Packing:
                 runner=s.runtime,
                 listener=s.listener,
                 entropy=s.entropy,
+                clock=s.runtime.clock,
                 begin=lambda: self.begin(base),
                 carried=s.db.get(CARRIED_KEY) or b"",
                 least=self.least,

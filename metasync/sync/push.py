@@ -316,7 +316,7 @@ class _Push:
         with s.indexes.storing(base.state, base.root, base.segments, new, may_ride=not changes_devices) as stored:
             odd = here.unportable
             store_scan(s.db, here.seen)  # true of the disk whatever comes, and needed if we crash before the report
-            upload.nearly_finish(s.runtime.clock)
+            upload.nearly_finish()
             s.listener(Phase("agree"))
             with agreement.preparing(s, base.state):
                 if changes_devices:

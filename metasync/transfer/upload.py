@@ -167,6 +167,7 @@ class Upload:
     runner: Runner
     listener: Listener
     entropy: Callable[[int], bytes]
+    clock: Callable[[], float]
     begin: Callable[[], Callable[[], None]] | None
     carried: bytes = b""
     least: int | None = None
@@ -226,7 +227,7 @@ class Upload:
                 choose,
                 spread,
                 self._own,
-                self._levels.level,
+                self._levels,
             )
         self._packer.add(kind, object_id, data, delta)
 
@@ -234,7 +235,7 @@ class Upload:
     def _levels(self) -> Levels:
         placement, places = self.transfer.placement, self.transfer.places
         lines = [places[t.backend_id].name for t in placement.targets if t.backend_id in places]
-        return Levels(self.form.level, self.transfer.estimates, lines, placement.copies)
+        return Levels(self.form.level, self.transfer.estimates, lines, placement.copies, self.clock)
 
     def _send(self, pack: SealedPack) -> None:
         before, self._before = self._before, None
@@ -284,14 +285,14 @@ class Upload:
         if packer is not None:
             packer.finish()
 
-    def nearly_finish(self, clock: Callable[[], float]) -> None:
+    def nearly_finish(self) -> None:
         """Waits until about a round trip is left until all that was added is stored, as far as the lines are known."""
         estimates = self.transfer.estimates
 
         def left_s() -> float:
             if self._uploading_bytes <= LAST_BYTES:
                 return 0.0
-            left, ahead = estimates.left_s(Direction.UP, clock()), AHEAD_RTTS * estimates.latency_s(Direction.UP)
+            left, ahead = estimates.left_s(Direction.UP, self.clock()), AHEAD_RTTS * estimates.latency_s(Direction.UP)
             if left is None:
                 return 0.0 if self._uploading_bytes <= UNKNOWN_LAST_BYTES else LOOK_EVERY_S
             return max(left - ahead, 0.0)

@@ -429,7 +429,7 @@ def test_a_push_that_lost_to_a_rotation_seals_again(lab: Lab, monkeypatch: pytes
 def test_an_upload_of_an_old_epoch_or_generation_is_not_gone_on_with() -> None:
     """Even if nothing is stored yet: what it is going to store would be of the old one."""
     form = SimpleNamespace(epoch=1)
-    upload = Upload(None, form, 3, runner=None, listener=None, entropy=None, begin=None)  # type: ignore[arg-type]
+    upload = Upload(None, form, 3, runner=None, listener=None, entropy=None, clock=None, begin=None)  # type: ignore[arg-type]
     assert upload.counting(3, 1)
     assert not upload.counting(3, 2)
     assert not upload.counting(4, 1)

@@ -116,6 +116,7 @@ def upload_for(s: Session, agreed: Agreed) -> Upload:
         runner=s.runtime,
         listener=s.listener,
         entropy=s.entropy,
+        clock=s.runtime.clock,
         begin=lambda: lambda: None,
     )
 
