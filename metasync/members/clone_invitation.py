@@ -29,7 +29,7 @@ from metasync.keys.invitation import (
 )
 from metasync.keys.keyring import decode_keys
 from metasync.local.state_keys import INVITED_KEY
-from metasync.members.clone_passphrase import opened_all
+from metasync.members.clone_passphrase import opened_all, tell_nested
 from metasync.members.search import FOLDER, FOLDERS_MAX
 from metasync.runtime.effects import Op, each
 from metasync.runtime.tasks import Runtime
@@ -70,6 +70,7 @@ def accept(
         runtime = stack.enter_context(open_backend.bare_runtime(opened))
         made = opened_by(code, runtime, opened, urls, os.urandom(SECRET_BYTES))
         _tell_absent(folder, opened, urls, on_event)
+        tell_nested({n: parse_url(link.url) for n, link in made.links.items()}, on_event)
     write_local(folder, *made[:-1], unfinished=True, anew=merge, more=made.more)
 
 

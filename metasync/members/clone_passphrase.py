@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from metasync.backends.api import Backend, BackendUrl
+from metasync.backends.nested import nested, nested_text
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import Group, State, birth_matches, birth_path
 from metasync.consensus.founding import Found, bootstrap, look
@@ -118,6 +119,7 @@ def begin(
                 _check_expected(start.runtime.run(start.group().get_recent(start.found.state)), expect)
             places = {agreed: start.places[key] for key, agreed in names.items()}
             links = _links(urls, opened, places, on_event)
+            tell_nested({agreed: urls[places[agreed][0]] for agreed in links}, on_event)
         f = start.found
         write_local(
             folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
@@ -139,6 +141,12 @@ def opened_all(stack: contextlib.ExitStack, urls: Mapping[str, BackendUrl]) -> d
         except BackendError as e:
             opened[n] = AbsentBackend(e)
     return opened
+
+
+def tell_nested(urls: Mapping[str, BackendUrl], on_event: Listener) -> None:
+    """Warns of agreed backends that lie inside each other: whoever added the second had no way to the first, say."""
+    for inner, outer in nested(urls):
+        on_event(Notice(nested_text(inner, outer), warning=True))
 
 
 def _load() -> None:

@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from metasync.backends.nested import refuse_nested
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.config import (
@@ -115,6 +116,7 @@ def begin(
         raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
     urls = open_backend.parsed_urls(wanted.backends)
     open_backend.refuse_inside(folder, urls)
+    refuse_nested(urls, urls)
     copies = wanted.replicas if wanted.replicas is not None else min(DEFAULT_COPIES, len(urls))
     if copies > len(urls):
         raise UsageError(

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from metasync.backends.api import Probes
+from metasync.backends.nested import refuse_nested
+from metasync.backends.registry import parse_url
 from metasync.config import DEFAULT_CAPACITY, NO_LIMIT, Acceptor, BackendEntry, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
@@ -41,6 +43,7 @@ def add(
     name, parsed = _named(url, [e.name for e in newest.backends])
     open_backend.refuse_inside(s.directory, {name: parsed})
     leaving = _entry(newest, replaces) if replaces is not None else None
+    _refuse_nested(s, name, parsed, leaving)
     if dry_run and parsed.scheme == "file" and not Path(parsed.path).exists():  # it would be made
         new = _yet_to_be(name, parsed, s.entropy)
         return change(s, _in_place_of(_adding(new, s.entropy), leaving), dry_run=True)
@@ -142,6 +145,16 @@ def set_copies(s: Session, copies: int, *, passphrase: str | None = None, dry_ru
         return replace(config, redundancy=(RedundancyClass(NO_LIMIT, Replicate(copies)),))
 
     return change(s, Wanted("the number of copies", make), passphrase=passphrase, dry_run=dry_run)
+
+
+def _refuse_nested(s: Session, name: str, url: BackendUrl, leaving: BackendEntry | None) -> None:
+    """`UsageError` for a store inside one that takes part and stays, or around it, by the ways that this device has."""
+    agreed = s.connections.agreed_names - {leaving.name if leaving is not None else ""}
+    urls = {name: url}
+    for other in agreed & s.connections.links.keys():
+        with contextlib.suppress(UsageError):  # its provider's package is not here
+            urls[other] = parse_url(s.connections.links[other].url)
+    refuse_nested(urls, {name}, absent=s.connections.absent)
 
 
 def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry | None) -> None:

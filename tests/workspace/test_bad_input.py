@@ -32,6 +32,7 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
+from metasync.events import Event, Notice
 from metasync.members.key_store import open_admin_key
 from metasync.session import session
 from metasync.testing.faults import Plan
@@ -206,6 +207,51 @@ def test_one_store_under_two_addresses(lab: Lab, monkeypatch: pytest.MonkeyPatch
     says(e.value, "a and c are the same store")
     assert not (lab.root / "laptop" / ".metasync").exists()
     assert not [path for name in "ab" for path in lab.store(name).rglob("*") if path.is_file()], "all is taken away"
+
+
+def test_a_store_inside_another(lab: Lab) -> None:
+    """Two of one: what takes the outer one takes both. Nothing is made before that is seen."""
+    with pytest.raises(UsageError) as e:
+        lab.init([lab.url("a"), lab.url("b"), f"file://{lab.root}/stores/a/deeper/c"])
+    says(e.value, "the backend c", "lies inside the backend a", "beside it")
+    assert not lab.store("a").exists()
+    assert not (lab.root / "laptop" / ".metasync").exists()
+
+
+def test_a_further_store_inside_another_or_around_it(lab: Lab) -> None:
+    laptop = lab.init(lab.urls("a", "b", "c"))
+    (lab.root / "link").symlink_to(lab.store("a"))
+    inside, around = f"file://{lab.root}/link/workspaces?name=sub", f"file://{lab.root}/stores?name=all"
+    for url, why in ((inside, "sub .* lies inside the backend a "), (around, "[abc] .* lies inside the backend all ")):
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match=why):
+                laptop.backend_add(url, dry_run=dry_run)
+    assert not (lab.store("a") / "workspaces").exists()
+    assert laptop.status().version == 0
+    laptop.backend_add(f"file://{lab.store('b')}-beside?name=d")
+
+
+def test_a_store_inside_the_one_whose_place_it_takes(lab: Lab) -> None:
+    laptop = lab.init(lab.urls("a", "b", "c"))
+    laptop.backend_add(f"file://{lab.store('a')}/deeper?name=d", replaces="a")
+    assert laptop.check().meta_problems == ()
+
+
+@pytest.mark.parametrize("by", ["passphrase", "invitation"])
+def test_a_clone_warns_of_stores_inside_each_other(lab: Lab, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that has them already stays usable."""
+    inner = f"file://{lab.root}/stores/a/deeper?name=d"
+    monkeypatch.setattr("metasync.members.found.refuse_nested", lambda *_, **__: None)
+    laptop = lab.init([*lab.urls("a", "b", "c"), inner])
+    events: list[Event] = []
+    how: dict[str, Any] = {"name": "docs", "backends": [*lab.urls("a", "b", "c"), inner], "passphrase": PASSPHRASE}
+    if by == "invitation":
+        how = {"invite": laptop.invite("desktop", PASSPHRASE).code}
+    desktop = lab.keep(Workspace.clone(lab.root / "desktop", on_event=events.append, **how).workspace)
+    told = [e.text for e in events if isinstance(e, Notice) and e.warning]
+    assert told == ["d lies inside a: they count as two, and what takes a takes both"]
+    write(desktop.directory, {"new": b"1"})
+    assert desktop.push().changes.added == (b"new",)
 
 
 def test_more_copies_than_backends(lab: Lab) -> None:
