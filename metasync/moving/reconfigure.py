@@ -246,10 +246,7 @@ def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> list[P
     if wanted.is_dead or not alone:
         return alone
     leaving = _leaving(base, s.previous, wanted)
-    text = (
-        f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
-        f" without {leaving} they could not be read"
-    )
+    text = f"{_alone(alone)}: without {leaving} {'it' if len(alone) == 1 else 'they'} could not be read"
     here = [p for i, p in s.transfer.places.items() if i == wanted.leaves]
     if not where_not(s.runtime, [(p, has_copy(here, p)) for p in alone]):
         raise OnlyThereError(
@@ -277,10 +274,15 @@ def _may_hold(s: Session, wanted: Wanted, base: Agreed) -> list[PackRecord]:
         return list(packs)
 
 
+def _alone(packs: Sequence[PackRecord]) -> str:
+    n, size = len(packs), f"({sum(p.size for p in packs):,} bytes)"
+    those = f"1 pack {size} has" if n == 1 else f"{n:,} packs {size} have"
+    return f"{those} no copy on another backend that answers"
+
+
 def _would_lose(alone: Sequence[PackRecord], leaving: str) -> UsageError:
     return UsageError(
-        f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
-        f" they are lost with {leaving}",
+        f"{_alone(alone)}: {'it is' if len(alone) == 1 else 'they are'} lost with {leaving}",
         next_step="--dry-run names the files; --yes gives them up.",
     )
 

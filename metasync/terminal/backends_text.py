@@ -16,6 +16,8 @@ MUCH = 1 << 20  # no bound
 GAP = "..."
 GONE_NAMED = 100  # lost files
 PACKS_NAMED = 3  # of those with which the same is wrong
+REPLACED = ("replaced", "emptied or replaced", "rolled back")  # how `session.health` begins about such a store
+WHERE_MISSING = ", here and on each device that may have what is missing"
 AWAY = "cannot be reached"  # how problems of packs begin whose backend does not answer: `transfer.verify`
 
 if TYPE_CHECKING:
@@ -80,13 +82,13 @@ def _trouble(b: BackendState) -> list[str]:
     return lines
 
 
-def moving(m: Moving) -> list[str]:
-    """What a change of the backends left where it was."""
+def moving(m: Moving, then: str = "metasync rebalance") -> list[str]:
+    """What a change of the backends left where it was. `then`: what is to be done next."""
     if not m.packs:
         return []
     left = f"{count(m.packs, 'pack')}, {size(m.bytes)}"
     takes = "" if m.seconds is None else f", about {duration(m.seconds)}"
-    return [f"Still to move: {left}{takes}; they are read where they are. Next: metasync rebalance"]
+    return [f"Still to move: {left}{takes}; they are read where they are. Next: {then}"]
 
 
 def trailing(items: Sequence[Trailing]) -> list[str]:
@@ -122,7 +124,7 @@ def losses(c: BackendChange, *, verbose: bool = False) -> list[str]:
     """What only a dead backend had, and who may have it still."""
     if not c.lost_packs:
         return []
-    was = "would be" if c.dry_run else "were"
+    was = "would be" if c.dry_run else "was" if c.lost_packs == 1 else "were"
     lines: list[str] = [alarm(f"{count(c.lost_packs, 'pack')} {was} on no other backend that answers.")]
     lines += gone(c.gone, c.gone_objects, "would be lost", verbose=verbose)
     return [*lines, "What this folder or another device has of it, it stores anew: metasync check --repair"]
@@ -142,13 +144,14 @@ def rebalance(r: RebalanceReport) -> list[str]:
         lines.append(f"All is where it belongs, as of version {r.version} ({r.fingerprint}).")
     elif r.is_whole and not lines:
         lines.append("Nothing to move: all is where it belongs.")
-    lines += moving(r.left)
+    then = f"metasync check --repair{WHERE_MISSING}" if r.lost else "metasync rebalance"
+    lines += moving(r.left, then)
     lines += [f"{name} keeps it from its end: {why.removeprefix(f'{name}: ')}" for name, why in r.waiting]
     lines += [f"{name} may hold surplus copies still: {why.removeprefix(f'{name}: ')}" for name, why in r.unfreed]
     lines += [f"{name} is not empty yet: {why.removeprefix(f'{name}: ')}" for name, why in r.unemptied]
     if r.lost:
         lines.append(alarm(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend: metasync check"))
-    return lines if r.is_whole or r.left.packs else [*lines, "Next: metasync rebalance"]
+    return lines if r.is_whole or r.left.packs else [*lines, f"Next: {then}"]
 
 
 def _share(x: Share) -> str:
@@ -188,7 +191,7 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
     head = f"Checked version {r.version}: {count(r.packs, 'pack')}, {count(r.copies_checked, 'copy', 'copies')}, {how}."
     if done is not None:
         lines += _repaired(done, verbose=verbose)
-        lines += [f"Still wrong: {len(r.problems)} copies."] * bool(r.problems and done.copies)
+        lines += [f"Still wrong: {count(len(r.problems), 'copy', 'copies')}."] * bool(r.problems and done.copies)
     told = {g.path for g in done.gone} if done is not None else set()
     lost = (p for p in r.nowhere if p not in told)
     named = [*lost] if verbose else [*islice(lost, GONE_NAMED)]
@@ -210,11 +213,13 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
 
 def _next(r: CheckReport, read_data: bool) -> list[str]:
     """The step that makes whole what a check has found wrong with packs; none after a repair, or for who is away."""
-    is_wrong = r.untrue or any(not p.problem.startswith(AWAY) for p in r.problems)
-    if r.repaired is not None or not is_wrong:
-        return []
-    where = ", here and on each device that may have what is missing" if r.lost else ""
-    return [f"Next: metasync check --repair{' --read-data' if read_data else ''}{where}"]
+    others = sorted({p.backend for p in r.meta_problems if p.problem.startswith(REPLACED)})
+    wrong = [p for p in r.problems if not p.problem.startswith(AWAY) and (r.lost or p.backend not in others)]
+    lines = [f"Next: metasync backend add URL --replace {name}" for name in others[:1]]  # one after the other
+    if r.repaired is not None or not (r.untrue or wrong):
+        return lines
+    where = WHERE_MISSING if r.lost else ""
+    return [*lines, f"Next: metasync check --repair{' --read-data' if read_data else ''}{where}"]
 
 
 def _untrue(u: Untrue) -> str:
@@ -233,7 +238,7 @@ def scrub(r: ScrubReport, *, verbose: bool = False) -> list[str]:
     lines += _packs(r.problems if done is None else done.found, verbose=verbose)
     if done is not None:
         lines += _repaired(done, verbose=verbose)
-        lines += [f"Still wrong: {len(r.problems)} copies."] * bool(r.problems and done.copies)
+        lines += [f"Still wrong: {count(len(r.problems), 'copy', 'copies')}."] * bool(r.problems and done.copies)
     if r.lost:
         lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")
     elif r.problems or r.short:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from metasync.reports.backends import BackendChange, Moving, RebalanceReport
 from metasync.reports.checks import CheckProblem, CheckReport, Repaired
-from metasync.terminal.backends_text import PACKS_NAMED, check
+from metasync.terminal.backends_text import PACKS_NAMED, check, losses, rebalance
 
 DOWN = "cannot be reached: the folder is not there"
 
@@ -44,3 +47,36 @@ def test_the_next_step_is_told_where_it_makes_something_whole() -> None:
     assert last(DOWN) == "Everything can still be read. Some packs have too few copies.", "it waits to be answered"
     assert not last("missing", repaired=Repaired()).startswith("Next")
     assert check(CheckReport(1, 1, 1, 0, ()), read_data=False)[-1] == "All is there, as often as promised."
+
+
+@pytest.mark.parametrize("why", ["replaced: its birth is another", "emptied or replaced: no birth", "rolled back"])
+def test_a_replaced_store_is_not_to_be_repaired_but_replaced(why: str) -> None:
+    def steps(*backends: str, lost: tuple[bytes, ...] = (), repaired: Repaired | None = None) -> list[str]:
+        found = tuple(CheckProblem(one, b"p", "altered") for one in backends)
+        meta = (CheckProblem("b", b"", why), CheckProblem("d", b"", "down: no answer"))
+        report = CheckReport(1, 1, 1, 0, found, lost=lost, repaired=repaired, meta_problems=meta, short=1)
+        return [line for line in check(report, read_data=False) if line.startswith("Next")]
+
+    replace, repair = "Next: metasync backend add URL --replace b", "Next: metasync check --repair"
+    assert steps() == steps("b") == [replace]
+    assert steps("a", "b") == [replace, repair]
+    assert steps("b", lost=(b"p",)) == [replace, f"{repair}, here and on each device that may have what is missing"]
+    assert steps("a", "b", repaired=Repaired()) == [replace]
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_move_of_what_nobody_has_is_not_to_be_run_again(left: int) -> None:
+    def steps(*lost: bytes) -> list[str]:
+        waiting = (("a", "down"),)
+        lines = rebalance(RebalanceReport(False, None, "", Moving(left, 10 * left), waiting=waiting, lost=lost))
+        return [line.partition("Next: ")[2] for line in lines if "Next: " in line]
+
+    assert steps(b"p") == ["metasync check --repair, here and on each device that may have what is missing"]
+    assert steps() == ["metasync rebalance"]
+
+
+@pytest.mark.parametrize(("n", "dry_run", "text"), [(1, False, "1 pack was"), (2, False, "2 packs were"),
+                                                   (1, True, "1 pack would be")])  # fmt: skip
+def test_packs_that_are_lost_are_counted_in_words(n: int, dry_run: bool, text: str) -> None:
+    change = BackendChange("a", None, "", dry_run, "", "", 3, 3, lost_packs=n)
+    assert f"{text} on no other backend that answers." in losses(change)[0]
