@@ -247,7 +247,7 @@ def clone(
     if merge:
         lines += _text_of_merge(Path(report.directory), run)
     codes = [3] if report.conflicts else []
-    codes += [5] if report.problem and not report.read_only else []
+    codes += [5] if report.problem and not (report.read_only and report.files) else []
     console.report("clone", lines, report, codes)
 
 

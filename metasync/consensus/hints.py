@@ -1,6 +1,8 @@
-"""Hints, from which a new device starts, and heads, which say what a device has synchronised. Nothing depends on them.
+"""Hints, from which a new device starts, and heads, which say what a device has synchronised. Neither decides anything.
 
-Both are sealed, signed and overwritten; a backend that does not take one fails nothing.
+Both are sealed, signed and overwritten; a backend that does not take one fails nothing. Devices that know a version go
+on without hints. A new device needs one, on any backend, where the backends of today are not those of the genesis, or
+of the record of the newest era: nothing else names them. `check` puts lost ones back (`session.genesis`).
 """
 
 from __future__ import annotations

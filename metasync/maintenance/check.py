@@ -323,7 +323,7 @@ def _check_meta(
         with contextlib.suppress(MetaSyncError):  # what is not there then is told below
             s.runtime.run(s.group.settle(agreed.state))
     found, brought = health.check_meta(s, beside(agreed), ill, read_data=read_data, mend=repair)
-    first, given = genesis.check(s, ill, agreed.state.era, mend=repair)
+    first, given = genesis.check(s, ill, agreed.state, mend=repair)
     return [*problems, *(CheckProblem(backend, b"", why) for backend, why in (*found, *first))], [*brought, *given]
 
 

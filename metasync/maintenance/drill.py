@@ -86,8 +86,7 @@ def _look(s: Session, without: Collection[str], *, read_data: bool) -> tuple[Dri
     problems = [CheckProblem(name, b"", why) for name, why in sorted(ill.items())]
     problems += [CheckProblem("", b"", why) for why in _beside_the_logs(s, agreed, left, ill, read_data=read_data)]
     keys = key_copies.lacks(s, agreed.state, [n for n in left if n not in ill]) if agrees else []
-    if agrees and not genesis.look(s, {*ill, *without}).intact:
-        keys = [*keys, "the genesis: on no backend that is left"]
+    keys = [*keys, *(_lacks_beginning(s, agreed.state, {*ill, *without}) if agrees else ())]
     problems += [CheckProblem("", b"", why) for why in keys]
     looked = look(s, agreed.index.packs().values(), read_data=read_data)
     report = DrillReport(
@@ -118,6 +117,16 @@ def _newest(s: Session, is_quorum: bool) -> tuple[Agreed, bool]:
         except NoQuorumError:
             pass
     return agreement.newest_seen(s), False
+
+
+def _lacks_beginning(s: Session, state: State, gone: Collection[str]) -> list[str]:
+    """What no backend but those `gone` has of the genesis and the hints, where a new device needs it."""
+    first = genesis.look(s, gone)
+    if not first.intact:
+        return ["the genesis: on no backend that is left"]
+    if genesis.needs_hint(s, state, first) and not genesis.look_at_hints(s, gone, state).intact:
+        return ["the hint of which backends there are today: on no backend that is left"]
+    return []
 
 
 def _beside_the_logs(

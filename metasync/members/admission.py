@@ -44,7 +44,7 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
     """Gets the newest version, and has a new device agreed, where it can be.
 
     With a certificate the agreement runs beside the caller, who may download meanwhile. It must place nothing before
-    `finish`, which tells whether the device is admitted.
+    `finish`, which tells whether the device is admitted. `NoQuorumError`: what could be read holds no tree.
     """
     try:
         with asking(s):  # what is newest may be unknown to this device alone: those who are in take it in all the same
@@ -66,7 +66,10 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
         entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
         return Arrival(s.load(state), partial(_entered, s, entering))
     except NoQuorumError as e:  # better an older version than none, if that is said
-        return _arrived(s, agreement.newest_seen(s), e.message)
+        seen = agreement.newest_seen(s)
+        if seen.tree_root is None:  # an empty folder would look like an empty workspace
+            raise
+        return _arrived(s, seen, e.message)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.nested import nested, nested_text
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
-from metasync.consensus import Group, State, birth_matches, birth_path
+from metasync.consensus import ZERO_HASH, Group, State, birth_matches, birth_path
 from metasync.consensus.founding import Found, bootstrap, look
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
@@ -26,6 +26,7 @@ from metasync.runtime.tasks import Runtime
 from metasync.session import lost_state, open_backend
 from metasync.session.folder import Link, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S, INCARNATION_BYTES
+from metasync.session.session import LOOK_S
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def begin(
             names = _agreed_names(start)
             for n, why in sorted(_problems(start, names).items()):
                 on_event(Notice(f"{n}: {why}", warning=True))
+            _require_way(start)
             if expect is not None:
                 _check_expected(start.runtime.run(start.group().get_recent(start.found.state)), expect)
             places = {agreed: start.places[key] for key, agreed in names.items()}
@@ -210,6 +212,29 @@ def _start(
         "the passphrase opens only keys that are not in force: it was changed with them, or belongs to a change of "
         "keys that never came into force",
         next_step="Give the passphrase of today, the one before it, or the newest recovery phrase.",
+    )
+
+
+def _require_way(start: _Start) -> None:
+    """`NoQuorumError` where only a beginning without a file was found, and too few who vote to tell what follows.
+
+    An empty folder would look like an empty workspace. Nothing was written yet that would stand in the way of a retry.
+    """
+    found, voters = start.found, {a.acceptor_id: e.name for e, a in start.found.config.acceptors}
+    have = voters.keys() & found.links.keys()
+    if len(have) >= found.config.quorum:
+        return
+    if have or found.links:
+        with contextlib.suppress(NoQuorumError):
+            seen: State = start.runtime.run(start.group().newest_seen(found.state, deadline_s=LOOK_S))
+            if seen.master != ZERO_HASH:
+                return
+    lacking = ", ".join(sorted(voters[a] for a in voters.keys() - have))
+    raise NoQuorumError(
+        f"version {found.state.v + 1}: no quorum of {found.config.quorum} of {len(voters)} backends "
+        f"(not among those given, or not reached: {lacking})",
+        next_step="Give `clone` more of the workspace's backends. If these are all, run `metasync check` on another "
+        "device, which stores what a new device begins with, then clone again.",
     )
 
 
