@@ -24,6 +24,7 @@ from metasync.local.state import LocalDb
 from metasync.session import agreement
 from metasync.session.connections import Connections, Machine
 from metasync.session.folder import DB_FILE, STATE_DIR, absolute, folder_above, take_back
+from metasync.session.lost_state import leaving_nothing
 from metasync.session.session import Operations
 from metasync.sync import operations
 from metasync.worktree.paths import TreePath, tree_path
@@ -148,9 +149,10 @@ class Workspace:
             words = (name, backends, passphrase, device_name, expect, heard)
             return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again, merge=merge))
 
-        report = first_checkout.clone(
-            begin, cls._finish_clone, settings, lambda: (take_back(folder) or merge) and invite is None
-        )
+        with leaving_nothing(folder):
+            report = first_checkout.clone(
+                begin, cls._finish_clone, settings, lambda: (take_back(folder) or merge) and invite is None
+            )
         return dataclasses.replace(report, vouched=invite is not None or expect is not None)
 
     def _finish_clone(self) -> reports.CloneReport[Workspace]:

@@ -10,10 +10,11 @@ of one path both stay (architecture.md, D8).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from metasync.errors import WorkspaceError
+from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, WorkspaceError
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import (
     CLONE_ANEW,
@@ -21,6 +22,7 @@ from metasync.local.state_keys import (
     DEVICE_KEY,
     NAME_KEY,
     PLACE_KEY,
+    PLAN_KEY,
     TABLES,
     Key,
 )
@@ -35,9 +37,14 @@ from metasync.session.folder import (
     place_now,
     stored_devices,
     stored_newest,
+    take_back,
 )
 
 NEEDED: Final[tuple[Key[Any], ...]] = (NAME_KEY, DEVICE_KEY, CONFIG_KEY, LINKS_KEY, BASE_KEY)
+
+CLONE_AGAIN: Final = (
+    "Clone again when all can be reached, or with the ways to more of the backends: --backend URL, once for each."
+)
 
 
 def why_lost(folder: Path) -> str:
@@ -69,6 +76,38 @@ def is_begun(folder: Path, name: str | None, *, merge: bool) -> bool:
     if merge and (folder / STATE_DIR / DB_FILE).is_file() and why_lost(folder):
         return False
     return is_unfinished(folder, name)
+
+
+@contextlib.contextmanager
+def leaving_nothing(folder: Path) -> Iterator[None]:
+    """Removes what a clone made that failed and cannot go on: of a folder with something in it, nothing.
+
+    A clone goes on with the ways that it had. Where too few of them lead to a voting backend for its device to be
+    agreed, and what it needs lies elsewhere, it begins anew with more of them. Empty folders go in any case.
+    """
+    was_there = (folder / STATE_DIR).exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except BaseException as e:
+        with contextlib.suppress(MetaSyncError, OSError):  # what failed first is told
+            if not was_there and isinstance(e, UnreachableError | NoQuorumError) and _lacks_ways(folder):
+                e.next_step = CLONE_AGAIN if take_back(folder) else e.next_step
+        with contextlib.suppress(OSError):  # something is in it
+            for place in made:
+                place.rmdir()
+        raise
+
+
+def _lacks_ways(folder: Path) -> bool:
+    """Whether an interrupted clone has planned nothing yet, and too few ways for its device to be agreed."""
+    if not is_unfinished(folder, None):
+        return False
+    with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
+        if db.has(PLAN_KEY):
+            return False
+        config, links = db.need(CONFIG_KEY), db.need(LINKS_KEY)
+        return sum(e.name in links for e, _ in config.acceptors) < config.quorum
 
 
 def cleared(folder: Path, name: str, *, merge: bool, again: bool = False) -> Path:

@@ -97,7 +97,7 @@ def test_an_invitation_is_used_once(lab: Lab) -> None:
     with pytest.raises(ExcludedError, match="used before") as e:
         accepted(lab, code, "second")
     assert "device revoke tablet" in e.value.next_step
-    assert not (lab.root / "second" / ".metasync").exists()
+    assert not (lab.root / "second").exists()
     t.pull()
     assert names(w) == ["laptop", "tablet"]
 
@@ -151,7 +151,7 @@ def test_an_invitation_that_was_taken_back(lab: Lab) -> None:
         path.write_bytes(data)
     with pytest.raises(ExcludedError, match="not open any more"):
         accepted(lab, made.code)
-    assert not (lab.root / "tablet" / ".metasync").exists()
+    assert not (lab.root / "tablet").exists()
     with pytest.raises(UsageError, match="no open invitation"):
         w.invitation_revoke(["tablet"])
     accepted(lab, invite(w).code)
