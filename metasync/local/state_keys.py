@@ -294,6 +294,9 @@ EVIDENCE_KEY: Final = Key(  # (backend, what it did, ns since 1970), oldest firs
 UNLINKED_KEY: Final = Key(  # agreed backends that the user wants no way to from here: `session.connections`
     "unlinked", json_codec("names of backends", _names), None
 )
+NO_WRITES_KEY: Final = Key(  # why backends refused the last write, by name: `session.evidence`
+    "no writes", json_codec("refused writes", lambda told: {str(name): str(why) for name, why in told.items()}), None
+)
 AWAY_KEY: Final = Key(  # backends that cannot be used, with when that was first noticed (ns since 1970)
     "away", json_codec("backends that are away", lambda told: {str(name): int(at) for name, at in told.items()}), None
 )  # `session.evidence`

@@ -109,7 +109,9 @@ def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings
                 used_bytes=used,
                 total_bytes=told[name].total_bytes if name in told else None,
                 reserve_used=name in without,
-                warning=_vote_doubt(s, name, entry) or space.warning(name, capacity, used, told.get(name)),
+                warning=_vote_doubt(s, name, entry)
+                or evidence.no_writes(s.db, name)
+                or space.warning(name, capacity, used, told.get(name)),
                 condition=_condition(state),
                 share=shares.get(entry.backend_id),
                 limit_bytes=capacity,

@@ -25,7 +25,7 @@ from metasync.maintenance.repair.untrue_rows import UntrueRows
 from metasync.members import key_copies
 from metasync.reports.checks import CheckProblem, CheckReport, Repaired
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
-from metasync.session import agreement, genesis, health, space
+from metasync.session import agreement, evidence, genesis, health, space
 from metasync.session.session import Agreed, Session
 from metasync.store import deltas
 from metasync.store.index import PackId, PackRecord
@@ -213,7 +213,12 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
             *(CheckProblem("all backends", name, NO_BASE) for _, name in sorted(broken)),
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
-        notes=(*space.check_ballast(s, standings), *seen, *brought),
+        notes=(
+            *space.check_ballast(s, standings),
+            *filter(None, (evidence.no_writes(s.db, name) for name in sorted(names.values()))),
+            *seen,
+            *brought,
+        ),
         trailing=late_copies.summary(looked.waited_for, names),
         nowhere=nowhere,
         repaired=_both(joined, repaired),

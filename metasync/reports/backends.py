@@ -33,7 +33,7 @@ class BackendState:
     used_bytes    of packs there, counted by the index of this folder's version; None when that is not at hand
     free_bytes    on the account, and `total_bytes` of it, where the backend tells
     reserve_used  it was full, and its ballast was given up so that agreement went on
-    warning       a sentence when it is nearly full, else ""
+    warning       a sentence when it is nearly full, or refused what was last written there, else ""
     looked_ns     when a device last saw all that lies there, as this one knows (`scrub`, `check`; ns since 1970)
     """
 

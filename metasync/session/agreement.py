@@ -351,6 +351,7 @@ def note_standings(s: Session) -> None:
     ill = {name for name, standing in s.group.standings.items() if standing.kind in ("down", "replaced", "rolled back")}
     unasked = s.connections.without
     away = (ill | s.connections.absent.keys()) & s.connections.links.keys() - unasked
+    evidence.note_writes(s.db, s.connections.writes())
     if away or s.db.has(AWAY_KEY):
         evidence.note_away(s.db, away, (s.connections.agreed_names - s.group.heard) | unasked, s.wall_ns())
 

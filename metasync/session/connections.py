@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.ballast import WithBallast
+from metasync.backends.wrappers.travelled import write_refused
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import ZERO_HASH, Group
 from metasync.consensus.hints import OwnHead
@@ -396,6 +397,10 @@ class Connections:
     def store(self, name: str) -> Backend | None:
         """The open store of this name, an `AbsentBackend` where it cannot be had; None: there is no way to it."""
         return next((way.store for way in self.ways.values() if way.name == name), None)
+
+    def writes(self) -> dict[str, str | None]:
+        """How the last write to each store ended, by name: see `write_refused`."""
+        return {way.name: write_refused(way.store) for way in self.ways.values() if way.store is not None}
 
     def take_given_up(self) -> list[str]:
         """Returns the backends that gave up their ballast since the last call, sorted, and notes them."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import AWAY_KEY, EVIDENCE_KEY
+from metasync.local.state_keys import AWAY_KEY, EVIDENCE_KEY, NO_WRITES_KEY
 
 if TYPE_CHECKING:
     from metasync.reports.backends import Evidence
@@ -54,3 +54,20 @@ def note_away(db: LocalDb, away: Collection[str], unsure: Collection[str], now_n
     if now != known:
         db.set(AWAY_KEY, now or None)
     return since
+
+
+def note_writes(db: LocalDb, outcomes: Mapping[str, str | None]) -> None:
+    """Notes why backends refused the last write, by name: "" where it went well; what is None, or absent, stays."""
+    if not any(outcomes.values()) and not db.has(NO_WRITES_KEY):
+        return  # as nearly always
+    known = db.get(NO_WRITES_KEY) or {}
+    told = known | {name: why for name, why in outcomes.items() if why is not None}
+    now = {name: why for name, why in told.items() if why}
+    if now != known:
+        db.update(NO_WRITES_KEY, now or None)
+
+
+def no_writes(db: LocalDb, backend: str) -> str:
+    """A sentence on a backend that refused the last write of this device, else ""."""
+    why = (db.get(NO_WRITES_KEY) or {}).get(backend)
+    return f"{backend} refused what was last to be written there: {why}" if why else ""
