@@ -104,7 +104,8 @@ class Bench:
         self.drawn = 100
         self.joined: bytes | None = None
         connections = SimpleNamespace(
-            links={}, store=lambda _: self.store, join=self._join, has_joined=lambda: self.steps.append("has joined"),
+            links={}, agreed_names=set(), absent={}, store=lambda _: self.store, join=self._join,
+            has_joined=lambda: self.steps.append("has joined"),
             machine=SimpleNamespace(opened=self._opened, reached=lambda *_: "way"),
         )  # fmt: skip
         self.s: Any = SimpleNamespace(
