@@ -198,6 +198,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
     apart, brought = _check_meta(s, agreed, standings, read_data=read_data, repair=repair)
+    evidence.note_writes(s.db, s.connections.writes())  # it wrote what was missing there, or tried to
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
