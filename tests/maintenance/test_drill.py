@@ -136,6 +136,11 @@ def test_names(lab: Lab) -> None:
 
 def test_a_removed_one_that_is_still_read_can_be_named(lab: Lab) -> None:
     w = some(lab, "a", "b", "c", "d", pushes=6)
+    for n in range(100):
+        if lab.objects("a", "packs"):  # else there is nothing to be read from it
+            break
+        write(w.directory, {f"more{n}": b"%d" % n})
+        w.push()
     w.backend_remove("a", passphrase=PASSPHRASE)
     assert w.drill(["a"]).is_passed, "the removal was agreed because all else is elsewhere"
 
