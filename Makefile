@@ -44,13 +44,13 @@ demo: $(STAMP) ## three providers and two devices in a temporary folder
 
 RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
-test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
+test: $(STAMP) ## the tests that need nothing but this machine: some minutes on two cores
 	$(RUN_TESTS) -m "not servers and not long and not pages and not browser"
 
 attacks: $(STAMP) ## what an attacker does, and what must hold: one module for each thing that is attacked
 	$(RUN_TESTS) tests/attacks
 
-test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: 5 minutes on two cores
+test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: a quarter of an hour and more
 	$(RUN_TESTS) -m "not servers and (long or hypothesis)" --hypothesis-profile=long
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)

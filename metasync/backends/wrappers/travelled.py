@@ -25,9 +25,7 @@ class Counting(Wrapper):
     def __init__(self, inner: Backend, own: Counter | None = None) -> None:
         super().__init__(inner)
         self._counters = (COUNTER,) if own is None else (COUNTER, own)
-        self.write_refused: str | None = (
-            None  # why the last write was refused, "" if it went well; None: there was none
-        )
+        self.write_refused: str | None = None  # why the last write was, "" if it was not; None: there was none
 
     def around(self, call: Call, do: Callable[[], T]) -> T:
         value = None
