@@ -250,6 +250,30 @@ def test_cost() -> None:
     assert THOROUGH.race_turns == (8,)
 
 
+def test_a_store_that_asks_for_patience_while_it_replaces_is_asked_again() -> None:
+    """Some answer 503, or break off, to who reads beside a put. That is no torn read."""
+
+    class Busy(wrong.Right):
+        answered = 3  # of so many reads of the object by one connection, one is answered
+        asked = 0
+
+        def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+            if path.endswith("/torn"):
+                self.asked += 1
+                if self.asked % self.answered:
+                    raise BackendError("try again later", retryable=True)
+            return super().get(path, offset=offset, length=length, max_bytes=max_bytes)
+
+    class AlwaysBusy(Busy):
+        answered = 1 << 30
+
+    found = try_check(BY_NAME["put-whole"], store_of(Busy), "scratch", scale=SMALL)
+    assert found.result == "passed", found
+    assert "made again" in found.why
+    found = try_check(BY_NAME["put-whole"], store_of(AlwaysBusy), "scratch", scale=SMALL)
+    assert found.result == "failed", "a store that never answers proves nothing"
+
+
 # --- the race
 
 
