@@ -22,6 +22,7 @@
         │   └── HeldBackError         -  it was not even asked: it wants fewer requests
         ├── FullError                 -  no space or quota left
         └── RefusedError              -  the backend refused the call for a reason of its own (rights, size, name)
+            └── OtherSizeError        -  what it has is longer than what belongs there
 
 A `BackendError` says whether trying again can help (`retryable`). Messages name what was attempted, on what, why it
 failed and what to do next; they never hold a secret.
@@ -177,6 +178,10 @@ class RefusedError(BackendError):
 
     def __init__(self, message: str, *, next_step: str = "") -> None:
         super().__init__(message, next_step=next_step, retryable=False)
+
+
+class OtherSizeError(RefusedError):
+    """A copy was not read whole, for it has more bytes than it should. A provider never raises it."""
 
 
 CANNOT_BE_READ = (DamagedError, FormatError, UpgradeError)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.config import Config
-from metasync.errors import BackendError, FullError, UnreachableError
+from metasync.errors import BackendError, FullError, OtherSizeError, RefusedError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Op, Reply, Task, Urgency, Work, patience_s
@@ -196,6 +196,19 @@ def read_op(place: Place, path: str, size: int, urgency: Urgency, *, whole: bool
     )
 
 
+def sized(op: Op, reply: Reply) -> Generator[Any, Any, Reply]:
+    """The answer to a read of a whole pack: with `OtherSizeError` if it was refused and the copy has another length.
+
+    A copy that has grown is refused, as are other things. Only then is the store asked for its length.
+    """
+    if op.length is not None or not isinstance(reply.error, RefusedError):
+        return reply
+    told: Reply = yield Op(op.backend, "stat", op.path, urgency=op.urgency)
+    if told.error is not None or told.value == op.max_bytes:
+        return reply
+    return Reply(error=OtherSizeError(f"has {told.value} bytes instead of {op.max_bytes}"))
+
+
 def record_of(pack: SealedPack, generation: int) -> PackRecord:
     """What an index says of a sealed pack."""
     header = pack.data[: pack_format.HEADER_BYTES]
@@ -314,15 +327,19 @@ class Transfer:
     def _whole(
         self, name: bytes, generation: int, size: int, holders: Sequence[bytes]
     ) -> Generator[Any, Any, bytes | None]:
-        """Reads a pack from the first holder that has it intact; None if none has."""
+        """Reads a pack from the first holder that has it intact; None if none has. Altered copies are faults."""
         for place in (self.places[i] for i in holders if i in self.places):
             for storage_id in reversed(place.storage_ids):
                 path = pack_path(storage_id, generation, name)
-                reply: Reply = yield read_op(place, path, size, Urgency.LATER)
+                op = read_op(place, path, size, Urgency.LATER)
+                reply: Reply = yield from sized(op, (yield op))
                 if reply.error is None and (yield Work(partial(sha256, reply.value))) == name:
                     return bytes(reply.value)
                 if isinstance(reply.error, UnreachableError):
                     break
+                if reply.error is None or isinstance(reply.error, OtherSizeError):
+                    why = reply.error.message if reply.error is not None else "is not the pack its name promises"
+                    self.faults.append(Fault(place.name, name, why, missing=False, altered=True))
         return None
 
     def _spread(

@@ -25,14 +25,15 @@ from metasync.errors import (
     FormatError,
     MetaSyncError,
     NotFoundError,
+    OtherSizeError,
     UnreachableError,
 )
-from metasync.runtime.effects import Reply, Runner, Task, Urgency, Work
+from metasync.runtime.effects import Op, Reply, Runner, Task, Urgency, Work
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Located
 from metasync.store.packs import read_objects, read_segment
-from metasync.transfer.copies import Begun, Fault, Transfer, pack_path, read_op
+from metasync.transfer.copies import Begun, Fault, Transfer, pack_path, read_op, sized
 from metasync.transfer.estimates import Direction, timed
 from metasync.transfer.schedule import CUT_BYTES_LEAST, Failure, Piece, Schedule, Take
 
@@ -220,7 +221,7 @@ class Download:
         for storage_id in reversed(place.storage_ids):
             path, whole = pack_path(storage_id, record.generation, record.name), size == record.size
             op = read_op(place, path, size, self._urgency, whole=whole, offset=offset)
-            reply = yield from timed(self._transfer.estimates, op, size)
+            reply = yield from _asked(self._transfer, op, size)
             if not isinstance(reply.error, NotFoundError):
                 break
         return reply
@@ -283,7 +284,7 @@ class Download:
         elif take.holder not in pack.named:
             pack.named.add(take.holder)
             if failure is Failure.BAD or place.backend_id in self._promised(pack.record):
-                is_missing, is_altered = failure is Failure.MISSING, isinstance(error, FormatError)
+                is_missing, is_altered = failure is Failure.MISSING, isinstance(error, FormatError | OtherSizeError)
                 fault = Fault(place.name, pack.record.name, error.message, is_missing, is_altered)
                 self._transfer.faults.append(fault)
         for piece in self._schedule.failed(take, failure, self._clock()):
@@ -335,6 +336,11 @@ def ranges(record: PackRecord, wanted: Iterable[int]) -> list[tuple[int, int]]:
         else:
             out.append((at[i], end - at[i]))
     return out
+
+
+def _asked(t: Transfer, op: Op, size: int) -> Generator[Any, Any, Reply]:
+    """Asks for `size` bytes of a pack."""
+    return (yield from sized(op, (yield from timed(t.estimates, op, size))))
 
 
 def _work(function: Callable[[], None]) -> Generator[Any, Any, None]:
@@ -396,4 +402,4 @@ def begin(
         place = free[holder]
         path = pack_path(place.storage_ids[-1], record.generation, record.name)
         op = read_op(place, path, size, Urgency.SOON, whole=size == record.size)
-        t.begun[record.generation, record.name] = Begun(holder, size, clock(), start(timed(t.estimates, op, size)))
+        t.begun[record.generation, record.name] = Begun(holder, size, clock(), start(_asked(t, op, size)))

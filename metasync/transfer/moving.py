@@ -10,11 +10,11 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from metasync.errors import NotFoundError, UnreachableError
+from metasync.errors import NotFoundError, OtherSizeError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.store.index import PackRecord
-from metasync.transfer.copies import Place, Transfer, pack_path, read_op
+from metasync.transfer.copies import Place, Transfer, pack_path, read_op, sized
 
 TRIES: Final = 2  # of storing a copy that is not there afterwards
 
@@ -102,7 +102,7 @@ def _verified(
 def _failed(t: Transfer, place: Place, reply: Reply) -> str:
     error = reply.error
     assert error is not None
-    if isinstance(error, NotFoundError):
+    if isinstance(error, NotFoundError | OtherSizeError):
         return _ABSENT
     if isinstance(error, UnreachableError):
         t.down[place.name] = error
@@ -118,7 +118,8 @@ def _read(t: Transfer, record: PackRecord, sources: Sequence[Place]) -> Generato
                 unsure = True
                 break
             path = pack_path(storage_id, record.generation, record.name)
-            reply: Reply = yield read_op(place, path, record.size, Urgency.LATER)
+            op = read_op(place, path, record.size, Urgency.LATER)
+            reply: Reply = yield from sized(op, (yield op))
             if reply.error is None and (yield Work(partial(sha256, reply.value))) == record.name:
                 return bytes(reply.value), unsure
             unsure |= reply.error is not None and _failed(t, place, reply) != _ABSENT

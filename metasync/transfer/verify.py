@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from metasync.errors import BackendError, FormatError, NotFoundError, UnreachableError, UpgradeError
+from metasync.errors import BackendError, FormatError, NotFoundError, OtherSizeError, UnreachableError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
@@ -24,7 +24,7 @@ from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import WHOLE, Located
 from metasync.store.packs import read_segment
-from metasync.transfer.copies import Place, Transfer, pack_path, read_op
+from metasync.transfer.copies import Place, Transfer, pack_path, read_op, sized
 
 How: TypeAlias = Literal["size", "digest", "piece", "read"]
 
@@ -125,7 +125,10 @@ def _read(
     t: Transfer, place: Place, path: str, record: PackRecord, listed: list[Located]
 ) -> Generator[Any, Any, CopyState | None]:
     """By all that it holds."""
-    reply: Reply = yield read_op(place, path, record.size, Urgency.LATER)
+    op = read_op(place, path, record.size, Urgency.LATER)
+    reply: Reply = yield from sized(op, (yield op))
+    if isinstance(reply.error, OtherSizeError):
+        return CopyState(place.name, reply.error.message, how="read")
     if reply.error is not None:
         return _failed(t, place, reply)
     data = reply.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ def copy_of(lab: Lab, backend: str, pack: str) -> Path:
     return next(p for p in lab.objects(backend, "packs") if p.name == pack)
 
 
-def alter(lab: Lab, w: Workspace) -> dict[str, int]:
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def alter(lab: Lab, w: Workspace, how: Callable[[Path], None] = flip) -> dict[str, int]:
     """Alters each copy where it belongs, and puts a good one where it does not: that is asked for last.
 
     -> how many are altered, by backend.
@@ -54,7 +59,7 @@ def alter(lab: Lab, w: Workspace) -> dict[str, int]:
             data = copy_of(lab, names[0], p.name.hex()).read_bytes()
             assert s.runtime.run(s.transfer.put_copy(elsewhere, p.name, p.generation, data))
             for name in names:
-                flip(copy_of(lab, name, p.name.hex()))
+                how(copy_of(lab, name, p.name.hex()))
                 altered[name] = altered.get(name, 0) + 1
     return altered
 
@@ -94,8 +99,9 @@ def test_a_clone_tells_and_status_does_until_a_push_has_mended_them(lab: Lab, mo
     assert w.check(read_data=True).problems == ()
 
 
-def test_a_line_on_stderr_tells_it_to_people_even_if_quiet(lab: Lab) -> None:
-    altered = alter(lab, some(lab))
+@pytest.mark.parametrize("how", [flip, grow])
+def test_a_line_on_stderr_tells_it_to_people_even_if_quiet(lab: Lab, how: Callable[[Path], None]) -> None:
+    altered = alter(lab, some(lab), how)
     ran = clone(lab, "--quiet")
     assert ran.out == ""
     assert [line.split(": ")[:2] for line in ran.err.splitlines()] == [["warning", name] for name in sorted(altered)]
@@ -132,6 +138,16 @@ def test_what_no_copy_gives_ends_the_command_and_is_told_all_the_same(lab: Lab) 
     with pytest.raises(DamagedError):
         w.read("file0", "latest~2")
     assert lab.cli("status", "--json").json["bad_copies"]
+
+
+def test_a_pack_of_which_all_copies_have_grown_is_made_whole_from_the_folder(lab: Lab) -> None:
+    w = some(lab)
+    for name in NAMES:
+        for path in lab.objects(name, "packs"):
+            grow(path)
+    assert lab.cli("check", "--read-data", "--repair").code == 0
+    assert w.read("file0", "latest~2") == bytes(500)
+    assert w.check(read_data=True).problems == ()
 
 
 def test_reading_all_takes_back_what_is_noted_and_repair_mends_it(lab: Lab) -> None:

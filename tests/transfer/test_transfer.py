@@ -12,7 +12,7 @@ from metasync.backends.digests import KINDS, digest_of
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
 from metasync.objects import directory
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Urgency
+from metasync.runtime.effects import Op, Urgency
 from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord, make_segment
 from metasync.store.pack_format import Located
@@ -259,7 +259,28 @@ def test_another_copy_serves_and_the_fault_is_named(how, large):
     assert world.fetch(wanted) == expected
     (fault,) = world.t.faults
     assert (fault.backend, fault.pack, fault.missing) == (world.order[0], world.pack.name, how == "missing")
+    assert fault.altered == (how != "missing")
     assert fault.why
+
+
+@pytest.mark.parametrize("other", [AWAY, "as long"], ids=str)
+def test_a_refusal_is_no_altered_copy_while_its_length_is_not_known_to_be_another(world, other, monkeypatch):
+    world.stored()
+    does = FakeBackend.do
+
+    def do(self: FakeBackend, op: Op) -> Any:
+        given = does(self, op) if op.kind != "stat" or other != AWAY else AWAY
+        if self is world.first and op.kind == "get":
+            raise RefusedError("not yours")
+        if isinstance(given, BackendError):
+            raise given
+        return given
+
+    monkeypatch.setattr(FakeBackend, "do", do)
+    assert world.fetch() == world.expected()
+    (fault,) = world.t.faults
+    assert (fault.backend, fault.missing, fault.altered) == (world.order[0], False, False)
+    assert [c.kind for c in world.first.calls][:1] == ["get"]
 
 
 @pytest.mark.parametrize("how", WRONG)
@@ -442,6 +463,10 @@ def test_check_names_what_is_wrong(world, how, read_data):
         return
     assert states[0].problem is not None
     assert states[0].missing == (how == "missing")
+    (seen, _), _ = run(check_pack(world.t, world.record, read_data=read_data), world.backends)
+    assert not seen.unknown
+    if read_data and how != "missing":
+        assert seen.how == "read"
     if how == "missing":
         assert states[0].problem == "missing"
     assert elsewhere == [CopyState(world.order[3], None)], "a copy found elsewhere in its stead"
@@ -540,3 +565,17 @@ def test_one_copy_goes_where_the_least_is_on_its_way_and_the_rest_later(world):
     holders = run(world.t.complete(p.name, GENERATION, len(p.data), held, None), world.backends)
     assert set(holders) == {backend_id(n) for n in world.order[:COPIES]}
     assert world.check(read_data=True)[0] == [CopyState(n, None) for n in world.order[:COPIES]]
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_an_altered_copy_that_others_are_made_of_is_noted(world, how):
+    """`complete` reads another holder then. A copy that is gone is no fault: it may have been moved."""
+    world.stored()
+    spoil(world.first, world.path, how)
+    del world.second.objects[world.path]
+    world.third.objects[world.path] = world.pack.data
+    held = tuple(backend_id(n) for n in (world.order[0], world.order[2]))
+    p = world.pack
+    run(world.t.complete(p.name, GENERATION, len(p.data), held, None), world.backends)
+    noted = [(f.backend, f.pack, f.altered) for f in world.t.faults]
+    assert noted == ([] if how == "missing" else [(world.order[0], p.name, True)])
