@@ -58,7 +58,7 @@ def judge(
     """
     bad = [c for c in home if c.problem is not None]
     good = len(home) - len(bad) + len(elsewhere)
-    given_up = sum(c.problem == GIVEN_UP for c in elsewhere)  # it goes once those where it belongs are there
+    given_up = sum(c.is_given_up for c in elsewhere)  # it goes once those where it belongs are there
     excused = good - given_up >= wanted  # a copy that found another place is not missed where it belongs
     waits = bool(late) and good > 0 and not excused
     if waits:
@@ -66,9 +66,7 @@ def judge(
         bad = [c for c in bad if c.backend not in coming]
         good += len(coming)
     told = (  # nor is one missed that nobody can see from here
-        CheckProblem(c.backend, pack, c.problem or "")
-        for c in bad
-        if not (excused and (c.missing or c.problem == NO_WAY))
+        CheckProblem(c.backend, pack, c.problem or "") for c in bad if not (excused and (c.missing or c.no_way))
     )
     return Verdict(tuple(told), good, waits)
 
@@ -101,8 +99,9 @@ class Looked:
         def counted(c: CopyState, pack: bytes) -> CopyState:
             """A copy that a change of the backends has given up may be deleted once all others are there."""
             backend_id = ids[c.backend]
-            is_given_up = backend_id in stores and c.storage_id not in places.ids(backend_id, pack)
-            return c._replace(problem=GIVEN_UP, missing=True) if c.problem is None and is_given_up else c
+            if c.problem is not None or backend_id not in stores or c.storage_id in places.ids(backend_id, pack):
+                return c
+            return c._replace(problem=GIVEN_UP, missing=True, is_given_up=True)
 
         on_their_way, down = late_copies.load(s.db), frozenset(s.transfer.down)
         listed = agreed.index.inside if self.untrue is not None else lambda _: ()
@@ -120,7 +119,7 @@ class Looked:
             if self.sound is not None:
                 self.sound.update((c.backend, record.id) for c in home if c.problem is None)
             lacks = [no_way[i] for i in s.transfer.placement.primary(record.name) if i in no_way]
-            home = [*home, *(CopyState(name, NO_WAY, unknown=True) for name in lacks)]
+            home = [*home, *(CopyState(name, NO_WAY, unknown=True, no_way=True) for name in lacks)]
             verdict = judge(record.name, home, there, wanted, late)
             if verdict.problems or verdict.good < wanted:
                 good = tuple(ids[c.backend] for c in copies if c.problem is None)

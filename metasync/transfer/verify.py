@@ -33,6 +33,7 @@ class CopyState(NamedTuple):
     """One copy as `check` found it: no problem means right, as far as was looked (`how`, `bytes_read`).
 
     `unknown`: the backend did not say; it may have the copy. `storage_id`: where on the backend it is, if it is right.
+    `is_given_up`: it is right, and a change of the backends has it deleted later. `no_way`: to its backend, from here.
     `untrue`: ids of objects that do not lie in the pack where they are listed, if that was looked for in this copy.
     """
 
@@ -44,6 +45,8 @@ class CopyState(NamedTuple):
     unknown: bool = False
     storage_id: bytes = b""
     untrue: tuple[bytes, ...] = ()
+    is_given_up: bool = False
+    no_way: bool = False
 
 
 def check_pack(

@@ -14,6 +14,8 @@ from workspace_kit import PASSPHRASE, Lab, write
 from metasync.backends import folder
 from metasync.backends.api import Digest
 from metasync.backends.folder import FolderBackend
+from metasync.maintenance.check import judge
+from metasync.transfer.verify import CopyState
 
 NAMES = ("a", "b", "c")
 
@@ -169,3 +171,21 @@ def test_a_genesis_that_nobody_has_or_that_cannot_be_stored_is_told(lab: Lab) ->
         genesis_of(lab, name).unlink()
     report = w.check(repair=True)
     assert {(p.backend, p.problem) for p in report.meta_problems} == {(name, "genesis is missing") for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("more", "elsewhere", "missed"),
+    [
+        ({"no_way": True}, {}, False),
+        ({"missing": True}, {}, False),
+        ({}, {}, True),  # it is altered, or nobody could look
+        ({"no_way": True}, {"is_given_up": True}, True),  # what stands in its stead will go
+    ],
+)
+def test_which_copy_is_missed_where_others_are_enough_is_no_matter_of_words(
+    more: dict[str, bool], elsewhere: dict[str, bool], missed: bool
+) -> None:
+    home = [CopyState("a", None), CopyState("b", "in any words", unknown=True, **more)]
+    verdict = judge(b"p", home, [CopyState("c", None, **elsewhere)], 2, ())
+    assert bool(verdict.problems) == missed
+    assert verdict.good == 2
