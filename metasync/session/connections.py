@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.ballast import WithBallast
-from metasync.backends.wrappers.travelled import write_refused
+from metasync.backends.wrappers.last_write import write_refused
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import ZERO_HASH, Group
 from metasync.consensus.hints import OwnHead

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from metasync.backends.api import LogForm, Probes
 from metasync.backends.registry import LINKED, TRACE_VARIABLE, is_own, open_backend, parse_url
 from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
+from metasync.backends.wrappers.last_write import LastWrite
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.travelled import Counting
 from metasync.backends.wrappers.wrapper import layers
@@ -318,7 +319,7 @@ def wrapped(
 ) -> Backend:
     """Wraps a backend for workspaces: passing failures are tried again; a backend that hangs, and an account that asked
     for fewer requests, are left alone for a time. What travels is counted."""
-    inner: Backend = Breaker(Counting(backend, counter), suspected=suspected)
+    inner: Backend = Breaker(LastWrite(Counting(backend, counter)), suspected=suspected)
     if account is not None:
         from metasync.backends.wrappers.pace import Paced
 

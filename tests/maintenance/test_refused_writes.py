@@ -6,7 +6,7 @@ import pytest
 from workspace_kit import Lab, write
 
 from metasync.backends.memory import MemoryBackend
-from metasync.backends.wrappers.travelled import Counting, write_refused
+from metasync.backends.wrappers.last_write import LastWrite, write_refused
 from metasync.errors import RefusedError, UnreachableError
 from metasync.session import evidence
 from metasync.testing.faults import FaultyBackend
@@ -14,7 +14,7 @@ from metasync.testing.faults import FaultyBackend
 
 def test_the_last_write_decides() -> None:
     faulty = FaultyBackend(MemoryBackend())
-    store = Counting(faulty)
+    store = LastWrite(faulty)
     assert write_refused(store) is None
     store.put("a", b"1")
     assert write_refused(store) == ""
