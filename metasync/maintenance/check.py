@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from metasync.consensus.records.state import ZERO_HASH, Ref
@@ -77,12 +78,16 @@ class Looked:
 
     `sound`: the copies that were found right where they belong, by backend; None: nobody asks for them.
     `untrue`: what does not lie in packs that were read, though it is listed there; None: it is not looked for.
+    `noted`: names of the packs of which a copy is noted as bad: all their copies are read. `doubtful`: (name of a pack,
+    id of a backend) of copies that were not found right.
     `silent`: of how many copies a backend told nothing, where nobody knew before that it is away.
     """
 
     read_data: bool
     sound: set[tuple[str, PackId]] | None = None
     untrue: UntrueRows | None = None
+    noted: Collection[bytes] = ()
+    doubtful: set[tuple[bytes, bytes]] = field(default_factory=set)
     found: dict[PackId, tuple[Verdict, Finding]] = field(default_factory=dict)
     waited_for: list[late_copies.Trail] = field(default_factory=list)
     by: Counter[str] = field(default_factory=Counter)
@@ -95,6 +100,7 @@ class Looked:
         ids, reached = {p.name: i for i, p in s.transfer.places.items()}, knows_all(s)
         places, stores = Places(s.config, s.previous), {b.backend_id for b in s.config.backends}
         no_way = {b.backend_id: b.name for b in s.config.backends if b.backend_id not in s.transfer.places}
+        all_ids = ids | {name: i for i, name in no_way.items()}
 
         def counted(c: CopyState, pack: bytes) -> CopyState:
             """A copy that a change of the backends has given up may be deleted once all others are there."""
@@ -105,7 +111,10 @@ class Looked:
 
         on_their_way, down = late_copies.load(s.db), frozenset(s.transfer.down)
         listed = agreed.index.inside if self.untrue is not None else lambda _: ()
-        seen = looked_at(s, packs, read_data=self.read_data, listed=listed)
+        seen = chain(
+            looked_at(s, [p for p in packs if p.name in self.noted], read_data=True, listed=listed),
+            looked_at(s, [p for p in packs if p.name not in self.noted], read_data=self.read_data, listed=listed),
+        )
         for n, (record, home, elsewhere) in enumerate(seen, 1):
             copies, there = (*home, *elsewhere), [c for c in elsewhere if c.problem is None]
             self.by.update(c.how for c in (*home, *there))
@@ -120,6 +129,7 @@ class Looked:
                 self.sound.update((c.backend, record.id) for c in home if c.problem is None)
             lacks = [no_way[i] for i in s.transfer.placement.primary(record.name) if i in no_way]
             home = [*home, *(CopyState(name, NO_WAY, unknown=True, no_way=True) for name in lacks)]
+            self.doubtful.update((record.name, all_ids[c.backend]) for c in (*copies, *home) if c.problem is not None)
             verdict = judge(record.name, home, there, wanted, late)
             if verdict.problems or verdict.good < wanted:
                 good = tuple(ids[c.backend] for c in copies if c.problem is None)
@@ -162,7 +172,8 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         joined, agreed, needs = rejoin(s, agreed)
     s.listener(Phase("check"))
     packs, rows = agreed.index.packs().values(), UntrueRows()
-    looked = now = Looked(read_data, untrue=rows if read_data else None).at(s, agreed, packs)
+    noted = wrong_copies.bad(s.db).keys() | {f.pack for f in s.transfer.faults if f.altered}
+    looked = now = Looked(read_data, untrue=rows if read_data else None, noted=noted).at(s, agreed, packs)
     if read_data:
         untrue_rows.add_deltas(s, agreed, rows)
     repaired, names, untrue = None, s.names, untrue_rows.told(s, agreed, rows)
@@ -182,17 +193,14 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         if not is_wrong and repaired == Repaired():
             repaired = None  # what older versions lack is not here either
         untrue = tuple(one for one in untrue if any(pack[1] == one.pack for pack in rows.packs()))
-        now = Looked(read_data).at(s, agreed, [f.record for f in findings if f.record.id in left])
+        again = [f.record for f in findings if f.record.id in left]
+        now = Looked(read_data, noted=noted).at(s, agreed, again)
+        names_again = {p.name for p in again}
+        now.doubtful |= {copy for copy in looked.doubtful if copy[0] not in names_again}
     wanted = s.transfer.placement.copies
     short = sum(verdict.good < wanted for verdict, _ in now.found.values())
     s.db.set(SHORT_KEY, short)
-    if read_data:  # else a digest would take back what was found by reading
-        wrong_copies.drop(s.db, wrong_copies.load(s.db))
-        wrong_copies.mended(s.db, wrong_copies.bad(s.db))
-        s.transfer.faults.clear()  # what reading met before is among what was read now
-    wrong_copies.mended(s.db, wrong_copies.bad(s.db).keys() - {p.name for p in agreed.index.packs().values()})
-    wrong_copies.note(s.db, [f.record.name for _, f in now.found.values() if f.good and f.bad])
-    note_bad(s, [f for _, f in now.found.values()])
+    _renew_notes(s, agreed, now, noted, read_data=read_data)
     _note_look(s)
     standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
@@ -224,6 +232,21 @@ def check(s: Session, agreed: Agreed, *, read_data: bool, repair: bool = False) 
         repaired=_both(joined, repaired),
         untrue=untrue,
     )
+
+
+def _renew_notes(s: Session, agreed: Agreed, now: Looked, noted: Collection[bytes], *, read_data: bool) -> None:
+    """Notes which copies are bad, and takes back what was noted of those that were read and are right."""
+    named, known = {p.name for p in agreed.index.packs().values()}, wrong_copies.bad(s.db)
+    if read_data:  # else a digest would take back what was found by reading
+        was_read: Collection[bytes] = named | wrong_copies.load(s.db)
+        wrong_copies.drop(s.db, was_read)
+    else:
+        was_read = noted
+        wrong_copies.drop(s.db, {*noted} - {name for name, _ in now.doubtful})
+    s.transfer.faults[:] = [f for f in s.transfer.faults if f.pack not in was_read]  # these were met before
+    wrong_copies.mended(s.db, {name for name in known if name in was_read or name not in named}, but=now.doubtful)
+    wrong_copies.note(s.db, [f.record.name for _, f in now.found.values() if f.good and f.bad])
+    note_bad(s, [f for _, f in now.found.values()])
 
 
 def _missing(

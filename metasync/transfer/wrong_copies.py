@@ -75,15 +75,16 @@ def bad(db: LocalDb) -> Mapping[bytes, Mapping[bytes, int]]:
     return {bytes.fromhex(p): {bytes.fromhex(b): at_ns for b, at_ns in by.items()} for p, by in noted.items()}
 
 
-def mended(db: LocalDb, names: Iterable[bytes]) -> None:
-    """Takes back that copies of these packs were found bad."""
-    gone = {name.hex() for name in names}
+def mended(db: LocalDb, names: Iterable[bytes], but: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Takes back that copies of these packs were found bad. `but`: not of these, each as for `note_bad`."""
+    gone, kept = {name.hex() for name in names}, {(name.hex(), backend_id.hex()) for name, backend_id in but}
     if not gone:
         return
     with db.transaction():
         known = db.get(BAD_COPIES_KEY) or {}
-        left = {pack: by for pack, by in known.items() if pack not in gone}
-        if len(left) != len(known):
+        rest = {p: {b: at for b, at in by.items() if p not in gone or (p, b) in kept} for p, by in known.items()}
+        left = {pack: by for pack, by in rest.items() if by}
+        if left != known:
             db.set(BAD_COPIES_KEY, left or None)
 
 

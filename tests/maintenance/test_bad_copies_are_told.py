@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,55 @@ def test_reading_all_takes_back_what_is_noted_and_repair_mends_it(lab: Lab) -> N
     assert lab.cli("status", "--json", cwd="desktop").json["bad_copies"], "it found them itself"
     assert lab.cli("check", "--read-data", "--repair", cwd="desktop").code == 0
     assert lab.cli("status", "--json", cwd="desktop").json["bad_copies"] == []
+
+
+def test_a_plain_check_reads_what_is_noted_and_takes_back_what_is_whole_again(lab: Lab) -> None:
+    w = some(lab)
+    altered = alter(lab, w)
+    clone(lab)
+    checked = lab.cli("check", "--json", cwd="desktop")
+    assert checked.code == 4
+    named = Counter(p["backend"] for p in checked.json["problems"] if p["problem"] == "altered")
+    assert named == altered, "no size and no piece shows it"
+    before = lab.cli("status", "--json", cwd="desktop").json["bad_copies"]
+    assert {one["backend"]: one["packs"] for one in before} == altered
+    mended = min(altered)
+    for pack, places in homes(w).items():
+        if mended in places:
+            flip(copy_of(lab, mended, pack))
+    assert lab.cli("check", cwd="desktop").code == 4
+    left = lab.cli("status", "--json", cwd="desktop").json["bad_copies"]
+    assert left == [one for one in before if one["backend"] != mended], "others are told as long as before"
+    for pack, places in homes(w).items():
+        for name in set(places) - {mended}:
+            flip(copy_of(lab, name, pack))
+    assert lab.cli("check", cwd="desktop").code == 0
+    assert lab.cli("status", "--json", cwd="desktop").json["bad_copies"] == []
+    desktop = Workspace.open(lab.root / "desktop")
+    assert wrong_copies.load(desktop._db) == set()
+    desktop.close()
+
+
+def test_a_plain_check_with_repair_mends_what_is_noted(lab: Lab) -> None:
+    w = some(lab)
+    alter(lab, w)
+    clone(lab)
+    assert lab.cli("check", "--repair", cwd="desktop").code == 0
+    assert lab.cli("status", "--json", cwd="desktop").json["bad_copies"] == []
+    assert w.check(read_data=True).problems == ()
+
+
+@pytest.mark.parametrize("more", [(), ("--read-data",)])
+def test_what_cannot_be_looked_at_stays_noted(lab: Lab, more: tuple[str, ...]) -> None:
+    w = some(lab)
+    altered = alter(lab, w)
+    clone(lab)
+    away = min(altered)
+    lab.faults[away].down = True
+    lab.cli("check", *more, cwd="desktop")
+    lab.faults[away].down = False
+    left = lab.cli("status", "--json", cwd="desktop").json["bad_copies"]
+    assert {one["backend"]: one["packs"] for one in left} == altered
 
 
 def test_a_disk_that_takes_no_note_does_not_end_what_only_reads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
