@@ -49,7 +49,7 @@ def status(options: Options) -> None:
     codes += [4] if s.short or s.bad_copies else []
     now_ns = time.time_ns()
     above, document = _kept(kept, now_ns / 1e9)
-    lines = [*above, *status_text.status(s, now_ns=now_ns, verbose=options.verbose)]
+    lines = [*above, *status_text.status(s, now_ns=now_ns, verbose=options.verbose, daemon=kept)]
     console.report("status", lines, {**text.value(s), "daemon": document}, codes)
 
 

@@ -46,6 +46,11 @@ def in_quiet(work: Operations, is_wanted: Callable[[], bool]) -> bool:
     return _keep(work, budget_s, Deadline(budget_s, is_wanted), is_wanted) and has_upkeep(work.connections)
 
 
+def mends_at_s(work: Operations) -> int | None:
+    """Before when (s since 1970) nothing that was noticed is made good; 0: no such time. None: upkeep is off."""
+    return (work.connections.db.get(UPKEEP_KEY) or 0) if _budget_s(work) else None
+
+
 def _budget_s(work: Operations) -> float:
     said = settings.read(work.settings_path).values.get(UPKEEP)
     return BUDGET_S if said is None else 0.0 if said == OFF else parse_duration(said)

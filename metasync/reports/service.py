@@ -33,6 +33,7 @@ Kind = Literal[
     "disk",
 ]
 AWAY: Final = "open:away"  # the key of the problem of a folder that is not there
+COPIES: Final = "copies:"  # how the key of a problem of bad copies begins; the name of the backend follows
 
 
 @dataclass(frozen=True, slots=True)

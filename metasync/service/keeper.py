@@ -32,7 +32,7 @@ from metasync.local import settings as preferences
 from metasync.local.settings import Settings
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, NAME_KEY
-from metasync.reports.service import AWAY, Doing, Problem, WorkspaceState
+from metasync.reports.service import AWAY, COPIES, Doing, Problem, WorkspaceState
 from metasync.reports.sync import PullReport, PushReport
 from metasync.runtime.tasks import boottime
 from metasync.service import problems as told
@@ -43,7 +43,7 @@ from metasync.service.hearing import ANYBODY, Hearing, Sleep, Teller, interval_s
 from metasync.service.last_hour import LastHour
 from metasync.service.long_polls import LongPolls
 from metasync.service.problems import NEEDS_A_HAND
-from metasync.service.quiet import Quiet
+from metasync.service.quiet import Quiet, bad_copies
 from metasync.service.room_watch import RoomWatch
 from metasync.service.watch import Watching, watch
 from metasync.session import peek
@@ -263,6 +263,7 @@ class Keeper:
             self._look(workspace)
         elif self._quiet.at <= now:
             self._quiet.keep_up(workspace)
+        self._account.only(COPIES, bad_copies(workspace, self._wall()))
         return self._next()
 
     def _next(self) -> float:

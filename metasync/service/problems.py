@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, Literal
@@ -19,7 +20,8 @@ from metasync.errors import (
     UpgradeError,
     WorkspaceError,
 )
-from metasync.reports.service import Kind, Problem
+from metasync.reports.service import COPIES, Kind, Problem
+from metasync.reports.sync import BadCopies
 
 Verb = Literal["push", "pull"]
 LOGIN: Final = "metasync auth"  # stands in the next step of an error that a login would mend
@@ -117,6 +119,18 @@ def of_backend(name: str, reason: str, now_s: float) -> Problem:
     kind: Kind = "login" if LOGIN in reason else "backend"
     step = "Nothing, if it is back soon: what it lacks is brought to it then. `metasync backend list` tells more."
     return Problem(f"backend:{name}", kind, f"the backend {name} is away: {reason}", step, now_s)
+
+
+def of_copies(copies: BadCopies, mends_at_s: float | None, now_s: float) -> Problem:
+    """Copies on a backend that were found altered or gone. `mends_at_s`: not before that they are made good by
+    themselves; None: not at all."""
+    what = "a copy is" if copies.packs == 1 else f"{copies.packs:,} copies are"
+    step = "Run: metasync check --repair"
+    if mends_at_s is not None:
+        at = time.strftime(" after %H:%M", time.localtime(mends_at_s)) if mends_at_s > now_s else " within minutes"
+        step = f"Nothing: it is made good by itself{at}, from other copies; or at once: metasync check --repair"
+    text = f"the backend {copies.backend}: {what} altered or gone there"
+    return Problem(f"{COPIES}{copies.backend}", "damage", text, step, (copies.since_ns or 0) / 1e9)
 
 
 def of_broker(why: str, now_s: float) -> Problem:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from metasync.errors import NoQuorumError
 from metasync.local.state_keys import NO_ROOM
+from metasync.reports.service import COPIES
 from metasync.terminal.backends_text import backends, moving, trailing
 from metasync.terminal.style import alarm, styled
 from metasync.terminal.sync_text import changes, changes_line, conflicts, left_out, unplaced
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from metasync.reports.backends import BackendState, Status
+    from metasync.reports.service import WorkspaceState
 
 
-def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
+def status(s: Status, *, now_ns: int, verbose: bool = False, daemon: WorkspaceState | None = None) -> list[str]:
+    """`daemon`: what it tells of the folder, above these lines; what it tells of copies is not told again."""
+    told = {p.key for p in daemon.problems} if daemon is not None else set()
     lines = _verbose(s) if verbose else []
     safe, unsafe = _safety(s, now_ns)
     step, *rest = _step(s, now_ns)
@@ -37,6 +41,7 @@ def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
         f"warning: {b.backend}: {count(b.packs, 'copy', 'copies')} altered or gone there, as this device found (noticed"
         f" {when(b.since_ns or 0)})"
         for b in s.bad_copies
+        if f"{COPIES}{b.backend}" not in told
     ]
     lines += [
         f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)}; to end this"

@@ -6,15 +6,20 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from workspace_kit import Lab, Ran, flip, write
 
+from metasync.dashboard import sources
 from metasync.errors import DamagedError, WorkspaceError
 from metasync.events import Notice
 from metasync.moving import upkeep
+from metasync.reports.service import Problem, WorkspaceState
+from metasync.reports.sync import BadCopies
+from metasync.terminal import status_text
 from metasync.transfer import wrong_copies
 from metasync.workspace import Workspace
 
@@ -224,3 +229,20 @@ def test_a_disk_that_takes_no_note_does_not_end_what_only_reads(lab: Lab, monkey
     monkeypatch.setattr(wrong_copies, "note", refuse)
     assert w.read("file0", "latest") == bytes(500)
     assert [e.warning for e in heard if isinstance(e, Notice) and "altered there" in e.text]
+
+
+def test_status_tells_once_what_the_daemon_tells_and_the_page_tells_it_by_itself(lab: Lab) -> None:
+    s = replace(some(lab).status(), bad_copies=(BadCopies("a", 2, 5_000_000_000), BadCopies("b", 1, 6_000_000_000)))
+
+    def named(daemon: WorkspaceState | None) -> list[str]:
+        lines = status_text.status(s, now_ns=10, daemon=daemon)
+        return [line.split(": ")[1] for line in lines if "altered or gone there" in line]
+
+    assert named(None) == ["a", "b"]
+    kept = WorkspaceState("/docs", "docs", "in step", 0.0)
+    assert named(kept) == ["a", "b"]
+    assert named(replace(kept, problems=(Problem("copies:a", "damage", "told", "", 5.0),))) == ["b"]
+    for before in ((), sources.problems(s, (), 90.0)):
+        page = [p for p in sources.problems(s, before, 100.0) if p.kind == "damage"]
+        assert [(p.key, p.since_s) for p in page] == [("copies:a", 5.0), ("copies:b", 6.0)]
+        assert all("metasync check --repair" in p.next_step for p in page)

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import Lab, flip, tree_of, write
 
 from metasync.backends.folder import FolderBackend
 from metasync.checkout.room import no_room
@@ -29,9 +30,10 @@ from metasync.service import keeper as room
 from metasync.service import quiet
 from metasync.service.keeper import Keeper
 from metasync.service.room_watch import LOOK_S, RoomWatch
-from metasync.service.telling.due import due
+from metasync.service.telling.due import Told, due
 from metasync.session import peek
 from metasync.session.peek import Watchable
+from metasync.transfer import wrong_copies
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 
@@ -1070,3 +1072,63 @@ def test_it_gives_way_to_a_call(w: Workspace, running: Keeper, monkeypatch: pyte
 
 def test_constants() -> None:
     assert room.RESCAN_S >= 3600.0, "at most one walk of everything an hour"
+
+
+def spoil(lab: Lab, w: Workspace) -> str:
+    """Alters a copy on a backend, and notes it as a command that met it does. -> the name of the backend."""
+    with w._session("test") as s:
+        place, pack = next((s.transfer.order(p.name)[0], p) for p in s.base().index.packs().values())
+    flip(next(p for p in lab.objects(place.name, "packs") if p.name == pack.name.hex()))
+    wrong_copies.note_bad(w._db, [(pack.name, place.backend_id)], 123_000_000_000)
+    wrong_copies.note(w._db, [pack.name])
+    return place.name
+
+
+def told_of_copies(stage: Stage, name: str) -> str:
+    """The next step of the one problem there is, which is told once."""
+    (found,) = stage.state.problems
+    assert (found.key, found.kind, found.since_s, found.blocks) == (f"copies:{name}", "damage", 123.0, False)
+    assert found.text == f"the backend {name}: a copy is altered or gone there"
+    now_s = stage.now + 1e9
+    (notice,) = due(stage.state.problems, {}, now_s).notices
+    assert due(stage.state.problems, {key: Told(now_s) for key in notice.keys}, now_s).notices == ()
+    return found.next_step
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_a_bad_copy_is_a_problem_until_it_is_made_good(lab: Lab, w: Workspace, stage: Stage) -> None:
+    stage.settle()
+    name = spoil(lab, w)
+    stage.go_on(100.0)
+    assert "by itself" in told_of_copies(stage, name) and "within minutes" in told_of_copies(stage, name)
+    stage.go_on(quiet.EACH_S)
+    assert stage.state.problems == ()
+    assert w.check(read_data=True).problems == ()
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_what_could_not_be_made_good_is_told_with_when_it_is_tried_again(
+    lab: Lab, w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.settle()
+    name, at_s = spoil(lab, w), int(stage.now + 1e9) + 5000
+    monkeypatch.setattr(quiet, "mends_at_s", lambda _: at_s)
+    stage.go_on(100.0)
+    assert time.strftime("after %H:%M", time.localtime(at_s)) in told_of_copies(stage, name)
+
+
+def test_what_is_not_made_good_by_itself_is_told_with_the_command(lab: Lab, w: Workspace, stage: Stage) -> None:
+    stage.settle()
+    w.configure("upkeep", "off")
+    name = spoil(lab, w)
+    stage.go_on(100.0)
+    assert told_of_copies(stage, name) == "Run: metasync check --repair"
+
+
+@pytest.mark.usefixtures("upkeeping")
+def test_where_no_other_copy_is_known_it_is_the_command_as_well(lab: Lab, w: Workspace, stage: Stage) -> None:
+    stage.settle()
+    name = spoil(lab, w)
+    wrong_copies.drop(w._db, wrong_copies.load(w._db))
+    stage.go_on(100.0)
+    assert told_of_copies(stage, name) == "Run: metasync check --repair"
