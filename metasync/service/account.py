@@ -37,6 +37,7 @@ class Account:
         self._lock = threading.RLock()
         self._problems = Problems()
         self._lines: dict[str, Line] = {}
+        self._answered: dict[str, Problem] = {}  # backends that were away, and moved data since: what was told of them
         self._told_at: float | None = None
         self.tell_at: float | None = None  # when something is to be told that was held back
         self._state = WorkspaceState(str(directory), directory.name, "starting", wall())
@@ -59,9 +60,12 @@ class Account:
         with self._lock:
             if (doing, why) != (self._state.doing, self._state.why):
                 self._state = replace(self._state, doing=doing, why=why, since_s=self._wall(), activity=None)
-            lines = tuple(self._lines[name] for name in sorted(self._lines))
-            self._state = replace(self._state, problems=self._problems.all(), lines=lines)
+            self._bring_up_to_date()
         self.tell()
+
+    def _bring_up_to_date(self) -> None:
+        lines = tuple(self._lines[name] for name in sorted(self._lines))
+        self._state = replace(self._state, problems=self._problems.all(), lines=lines)
 
     def tell(self) -> None:
         with self._lock:
@@ -85,6 +89,10 @@ class Account:
                 self._lines[event.backend] = replace(
                     line, up_bytes=line.up_bytes + up, down_bytes=line.down_bytes + down, requests=line.requests + 1
                 )
+                if (problem := self._problems.get(f"backend:{event.backend}")) is not None:
+                    self._answered[event.backend] = problem
+                    self.back(event.backend)
+                    self._bring_up_to_date()
             elif isinstance(event, Phase):
                 self._state = replace(self._state, activity=Activity(event.name))
             elif isinstance(event, Progress):
@@ -122,10 +130,14 @@ class Account:
         """The backends that the last operation did without."""
         reasons = {name: lasting(why).removeprefix(f"{name}: ") for name, why in reasons.items()}
         with self._lock:
+            before, self._answered = self._answered, {}
+            for name in before.keys() & reasons.keys():  # it answered a part of this operation alone: away as before
+                self._problems.put(before[name])
             for name, line in self._lines.items():
                 away = reasons.get(name, "")
                 if line.away != away:
-                    self._lines[name] = replace(line, away=away, since_s=self._wall() if away else None)
+                    since_s = before[name].since_s if name in before else self._wall()
+                    self._lines[name] = replace(line, away=away, since_s=since_s if away else None)
         self.only("backend:", (told.of_backend(name, why, self._wall()) for name, why in reasons.items()))
 
     def broker(self, has_broker: bool, why: str) -> None:
@@ -134,7 +146,7 @@ class Account:
         self.only("broker", (told.of_broker(why, self._wall()),) if why else ())
 
     def back(self, name: str) -> None:
-        """A backend answers."""
+        """A backend answers. One that moves data does so by that, until the operation says that it did without."""
         with self._lock:
             self._problems.drop(f"backend:{name}")
             line = self._lines.get(name)

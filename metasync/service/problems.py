@@ -54,6 +54,9 @@ class Problems:
         before = self._by_key.get(problem.key)
         self._by_key[problem.key] = problem if before is None else replace(problem, since_s=before.since_s)
 
+    def get(self, key: str) -> Problem | None:
+        return self._by_key.get(key)
+
     def drop(self, key: str) -> None:
         self._by_key.pop(key, None)
 
