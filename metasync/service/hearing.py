@@ -2,9 +2,10 @@
 
 In quiet one backend is asked, the next one each time, about once a minute: one request for the entry after the last one
 known of its log. Only if it shows something, a quorum is asked. So a backend that lies or lags hides news until it is
-another one's turn. After something happened it is asked sooner; where nothing happens for long, more seldom; always
-with jitter, for many devices began with the same event. A look that failed is made again after growing pauses. A quorum
-is asked without any news once an hour: an era may have ended.
+another one's turn. After something happened it is asked sooner, but for a series of own pushes, each of which asks a
+quorum; where nothing happens for long, more seldom; always with jitter, for many devices began with the same event. A
+look that failed is made again after growing pauses. A quorum is asked without any news once an hour: an era may have
+ended.
 
 A hint has somebody asked soon: a watch of a backend, that backend; a broker, a quorum. A hint that comes during a look
 is not answered by it. While something tells of news by itself, looks are rare, and go to backends that nothing watches.
@@ -21,6 +22,7 @@ from metasync.service.batch import Pauses
 
 ASK_S: Final = 60.0
 SOON_S: Final = (5.0, 10.0, 20.0, 40.0)  # after something happened
+SERIES_S: Final = 60.0  # pushes that come one after the other so soon ask a quorum often enough
 LATE_AFTER_S: Final = 3600.0  # without news, and it is asked more seldom
 LATE_S: Final = 300.0
 HINT_S: Final = 0.05  # after a hint: several come at once
@@ -53,6 +55,7 @@ class Hearing:
         self._news_at = now
         self._quorum_at = -COVERED_QUORUM_S
         self._asked_at = now
+        self._pushed_at = -SERIES_S
         self._missed = 0  # looks in a row that no backend answered
         self._hints: set[str] = set()  # who told of news since the last look began
         self._tellers: set[Teller] = set()
@@ -74,8 +77,15 @@ class Hearing:
             self.due = max(self.due, now)
 
     def happened(self, now: float) -> None:
-        """This device pushed or pulled: others may answer."""
+        """This device pulled: others are at work."""
         self._step, self._news_at = 0, now
+        self._plan(now)
+
+    def pushed(self, now: float) -> None:
+        """This device pushed: others may answer. The first push of a series has looks be soon, the others go on."""
+        if now - self._pushed_at >= SERIES_S:
+            self._step = 0
+        self._pushed_at = self._news_at = now
         self._plan(now)
 
     def looked(self, now: float, *, news: bool, quorum: bool, missed: bool = False) -> None:

@@ -448,15 +448,12 @@ class Keeper:
         if report.pulled is not None:
             self._pulled(workspace, report.pulled)
         if report.version is not None:
-            self._happened()
+            with self._wakes:
+                self._hearing.pushed(self._clock())
             self._account.update(version=report.version, pushed_s=self._wall())
             self.published()
         self._changes.follow_rules(workspace._db)
         self._account.conflicts(workspace._db.records(CONFLICTS))
-
-    def _happened(self) -> None:
-        with self._wakes:
-            self._hearing.happened(self._clock())
 
     def _failed(self, verb: told.Verb, error: Exception) -> None:
         now = self._clock()
@@ -515,6 +512,7 @@ class Keeper:
         self._room.waits(self._clock(), workspace._db.unplaced().values())
         self._account.update(version=report.version)
         if report.version != report.before:
-            self._happened()
+            with self._wakes:
+                self._hearing.happened(self._clock())
             self._account.update(pulled_s=self._wall())
         self._account.conflicts(workspace._db.records(CONFLICTS))

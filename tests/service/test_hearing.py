@@ -52,6 +52,46 @@ def test_after_something_happened_it_is_asked_sooner() -> None:
     assert sum(hours(h, 3000.0, 3090.0).values()) >= 4
 
 
+def looks_after(h: Hearing, now: float, end: float) -> list[float]:
+    """When looks are made that find nothing, until an end, after something happened."""
+    made = []
+    while h.due < end:
+        made.append(h.due - now)
+        h.whom(h.due, NAMES)
+        h.looked(h.due, news=False, quorum=False)
+    return made
+
+
+def test_each_push_of_a_series_has_looks_be_more_seldom() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    made = []
+    for at in range(5):
+        h.pushed(1000.0 + 31.0 * at)
+        made.append(looks_after(h, 1000.0 + 31.0 * at, 1031.0 + 31.0 * at))
+    assert made == [[5.0, 15.0], [20.0], [], [], []]
+    assert h.due == 1124.0 + 40.0, "and one comes soon where the series is over"
+
+
+def test_a_push_that_comes_alone_has_looks_be_soon() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    for at in range(3):
+        h.pushed(1000.0 + 60.0 * at)
+        assert looks_after(h, 1000.0 + 60.0 * at, 1060.0 + 60.0 * at) == [5.0, 15.0, 35.0]
+
+
+def test_news_within_a_series_of_pushes_have_looks_be_soon() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    for at in range(5):
+        h.pushed(1000.0 + 31.0 * at)
+        looks_after(h, 1000.0 + 31.0 * at, 1031.0 + 31.0 * at)
+    h.happened(1150.0)
+    h.pushed(1155.0)
+    assert looks_after(h, 1155.0, 1186.0) == [5.0, 15.0]
+
+
 def test_news_are_looked_for_again_soon() -> None:
     h = Hearing(0.0, lambda: 0.5)
     h.looked(0.0, news=False, quorum=True)
