@@ -3,7 +3,8 @@
 Each module of this folder has a function `rows(folder)` that yields (what, measured, bar, whether it is within). Time
 is moved, not waited for: a keeper is led turn by turn on a clock of the bench, so that four hours take seconds, and its
 CPU seconds are those of its turns. Bytes are those of objects both ways, at three stores in memory with two copies, and
-HTTP_BYTES for each request: an estimate of what a request and its answer are beside the object.
+HTTP_BYTES for each request: an estimate of what a request and its answer are beside the object. `commands`, `delay` and
+`six` are real daemons on the clock of the wall, the last two on servers (`tests/servers/versitygw.sh`, `mosquitto.sh`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-MODULES = ("sizes", "appends", "download", "log", "curves", "walk", "idle")
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / name) for name in ("benchmarks", "kits", "servers")]
+MODULES = ("sizes", "appends", "download", "log", "curves", "walk", "idle", "commands", "delay", "six")
 
 
 def main() -> int:

@@ -1,29 +1,30 @@
-"""Nothing happens: CPU, memory and requests of an hour, at so many files.
+"""Nothing happens: CPU, memory and requests of an hour, at so many tiny files, with ignore rules and files they ignore.
 
-Memory is that of a daemon in a process of its own, whose stores are folders, after a push and a minute of rest.
+Memory is that of a daemon in a process of its own, whose stores are folders: begun after the first push, as at a login,
+it pushes one file and rests for more than a minute.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from daemon.led import CHEAP, COPIES, led
+from daemon.led import CHEAP, COPIES, led, tiny_files
 
 from metasync import daemon
 from metasync.service import client
 from metasync.workspace import Workspace
 
 REST_S: Final = 90.0  # connections and threads go after a minute
+RULES: Final = b"*.tmp\nbuild/\n!keep.tmp\n/0*/**/*.o\ncache/*\n!cache/README\n"
 
 
 def rows(folder: Path, count: int = 15_000) -> Iterator[tuple[str, str, str, bool]]:
-    files = {f"{at // 10_000:03}/{at // 100 % 100:02}/{at % 100:02}": b"%d" % at for at in range(count)}
-    with led(folder / "w", files=files) as kept:
-        del files
+    with led(folder / "w", fill=lambda made: _fill(made, count)) as kept:
         kept.go_on(3700.0)
         before, turns = kept.spent(), kept.turns
         kept.go_on(3600.0)
@@ -31,10 +32,18 @@ def rows(folder: Path, count: int = 15_000) -> Iterator[tuple[str, str, str, boo
         yield f"{count:,} files, an hour: CPU", f"{spent.cpu_s / 3600:.3%} of a core", "0.2 %", spent.cpu_s < 7.2
         yield f"{count:,} files, an hour: requests", f"{spent.requests}", "60", spent.requests <= 60
         yield f"{count:,} files, an hour: turns", f"{kept.turns - turns}", "", True
+    shutil.rmtree(folder / "w")
     most_mb = 60 if count <= 15_000 else 300
     resident_mb, cpu_s = _alone(folder / "alone", count)
     yield f"{count:,} files: memory of a daemon alone", f"{resident_mb} MB", f"{most_mb} MB", resident_mb <= most_mb
     yield f"{count:,} files: CPU of its {REST_S:.0f} s of rest", f"{cpu_s:.2f} s", "", True
+
+
+def _fill(folder: Path, count: int) -> None:
+    """So many files, and beside each hundred of them one that is ignored."""
+    (folder / ".metasyncignore").write_bytes(RULES)
+    for directory in tiny_files(folder, count):
+        (directory / "ignored.tmp").write_bytes(b"")
 
 
 def _alone(folder: Path, count: int) -> tuple[int, float]:
@@ -44,10 +53,8 @@ def _alone(folder: Path, count: int) -> tuple[int, float]:
         (folder / name.lower()).mkdir(parents=True, mode=0o700)
     os.environ |= {"METASYNC_KEYRING": "off", "METASYNC_DAEMON": "on"}
     made = folder / "w"
-    for at in range(count):
-        path = made / f"{at // 10_000:03}/{at // 100 % 100:02}/{at % 100:02}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"%d" % at)
+    made.mkdir()
+    _fill(made, count)
     urls = [f"file://{folder}/{name}?name={name}" for name in ("one", "two", "three")]
     w = Workspace.init(made, name="bench", backends=urls, passphrase="bench", replicas=COPIES, kdf=CHEAP).workspace
     w.push()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -86,11 +86,23 @@ class Led:
         return Spent(*(a - b for a, b in zip(now, before, strict=True)))
 
 
+def tiny_files(folder: Path, count: int) -> list[Path]:
+    """Makes so many files of a few bytes, a hundred in a directory; -> these directories."""
+    made = []
+    for at in range(count):
+        if at % 100 == 0:
+            made.append(folder / f"{at // 10_000:03}/{at // 100 % 100:02}")
+            made[-1].mkdir(parents=True)
+        with open(f"{made[-1]}/{at % 100:02}", "wb", buffering=0) as file:
+            file.write(b"%d" % at)
+    return made
+
+
 @contextmanager
 def led(
-    folder: Path, settings: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+    folder: Path, settings: Mapping[str, str] | None = None, fill: Callable[[Path], object] = lambda _: None
 ) -> Iterator[Led]:
-    """A workspace on three stores in memory, kept in step."""
+    """A workspace on three stores in memory, kept in step; `fill` puts files into its folder before the first push."""
     os.environ["METASYNC_KEYRING"] = "off"
     upkeep.BUDGET_S = 0.0  # type: ignore[misc]
     counted: list[CountingBackend] = []
@@ -106,9 +118,7 @@ def led(
     try:
         options = {"name": "bench", "backends": urls, "passphrase": "bench", "replicas": COPIES, "kdf": CHEAP}
         Workspace.init(folder, **options).workspace.close()  # type: ignore[arg-type]
-        for path, data in (files or {}).items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
+        fill(folder)
         made = Led(folder, settings or {}, counted)
         try:
             made.settle()

@@ -6,15 +6,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.led import led
+from daemon.led import led, tiny_files
 
 from metasync.local.state import LocalDb
 
-IN_A_FOLDER = 100
-
 
 def rows(folder: Path, count: int = 1_000_000) -> Iterator[tuple[str, str, str, bool]]:
-    files = {f"{at // 10_000:03}/{at // IN_A_FOLDER % 100:02}/{at % IN_A_FOLDER:02}": b"%d" % at for at in range(count)}
     read = [0]
     after = LocalDb.packed_rows_after
 
@@ -23,8 +20,7 @@ def rows(folder: Path, count: int = 1_000_000) -> Iterator[tuple[str, str, str, 
         read[0] += len(page)
         return page
 
-    with led(folder / "w", files=files) as kept:
-        del files
+    with led(folder / "w", fill=lambda made: tiny_files(made, count)) as kept:
         LocalDb.packed_rows_after = counted  # type: ignore[method-assign]
         try:
             cost: dict[str, tuple[float, int]] = {}
