@@ -128,13 +128,17 @@ class Packing:
             return known(object_id)
 
         s = self.s
+        if self._replaced is not None:
+            self._replaced.end()
+        bases = bases_of(s)
+        bases.work = s.runtime.submit_work
         ingest = s.ingest(sink=upload.add, known=look_and_ask)
         ingest.chunks = self.chunks
         ingest.changes = self._replaced = ReplacedChunks(
             base.index,
             upload,
             look_and_ask,
-            bases_of(s),
+            bases,
             s.db,
             level=s.config.compression_level,
             whole_bytes=s.config.whole_bytes,

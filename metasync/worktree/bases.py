@@ -14,9 +14,11 @@ the others. Photographs that come and never change thus push nothing out that do
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +39,8 @@ SHRINKS_SHARE: Final = 16
 UNSHRUNK_BYTES_MAX: Final = 64 << 20  # that never changed: of more that does not shrink most are media, which never do
 PLAIN, ZSTD = b"\0", b"\1"
 PROBATION_NS: Final = 1  # their time, beside which any other is late
+TOGETHER_BYTES: Final = 256 << 10  # of new chunks that a worker compresses at a time
+WAITING_BYTES_MAX: Final = 4 << 20  # of those that workers have; then the one who keeps waits for them
 FREE_SHARE: Final = 16  # the cache takes no more than this part of what the disk would have free without it
 
 
@@ -47,9 +51,11 @@ def _zstd() -> Any:
 
 class BaseCache:
     """The chunks kept in one folder, at most `most_bytes` on the disk; 0: none. Every failure of the disk is a chunk
-    that is not there. `keep` for one thread, the others for any.
+    that is not there. `keep` and `note` for one thread, the others for any.
 
-    `coming_bytes`: of other files that are about to be written to this disk, whose room is not taken.
+    `coming_bytes`: of other files that are about to be written to this disk, whose room is not taken. `work`: has a
+    function run by a worker. New chunks are compressed there and written later, with `note` at the latest: a first push
+    has very many, and whoever reads its files has no time for them. None: all is done at once.
     """
 
     def __init__(self, tree: WorkTree, db: State, ids: Ids, most_bytes: int, wall_ns: Callable[[], int]) -> None:
@@ -64,6 +70,11 @@ class BaseCache:
         self._bytes = 0
         self._unshrunk_left = UNSHRUNK_BYTES_MAX
         self.coming_bytes = 0
+        self.work: Callable[[Callable[[], list[bytes]]], Future[list[bytes]]] | None = None
+        self._gathered: list[tuple[bytes, bytes]] = []  # new chunks, by their ids
+        self._gathered_bytes = 0
+        self._waiting: deque[tuple[list[tuple[bytes, bytes]], int, Future[list[bytes]]]] = deque()
+        self._waiting_bytes = 0
 
     def __contains__(self, object_id: object) -> bool:
         try:
@@ -95,12 +106,33 @@ class BaseCache:
             return
         if not changes and self._bytes + len(data) > self.most_bytes // 2:
             return
-        shrinks = _shrinks(data)
-        if not changes and not shrinks:
+        if changes or self.work is None:
+            self._write(object_id, data, _shrunk([data])[0], changes=changes)
+            return
+        self._gathered.append((object_id, data))
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes >= TOGETHER_BYTES:
+            some, size = self._gathered, self._gathered_bytes
+            self._gathered, self._gathered_bytes = [], 0
+            self._waiting.append((some, size, self.work(partial(_shrunk, [data for _, data in some]))))
+            self._waiting_bytes += size
+            self._settle(WAITING_BYTES_MAX)
+
+    def _settle(self, most_bytes: int) -> None:
+        """Writes what workers have compressed; waits until they have so many bytes at most."""
+        while self._waiting and (self._waiting_bytes > most_bytes or self._waiting[0][2].done()):
+            some, size, compressed = self._waiting.popleft()
+            self._waiting_bytes -= size
+            for (object_id, data), shrunk in zip(some, compressed.result(), strict=True):
+                self._write(object_id, data, shrunk, changes=False)
+
+    def _write(self, object_id: bytes, data: bytes, shrunk: bytes, *, changes: bool) -> None:
+        """Writes a chunk as `_shrunk` has it, if there is room."""
+        if not changes and not shrunk:
             self._unshrunk_left -= len(data)
             if self._unshrunk_left < 0:
                 return
-        stored = ZSTD + _shrunk(data) if shrinks else PLAIN + data
+        stored = ZSTD + shrunk if shrunk else PLAIN + data
         try:
             above = self._opened()
             if not self._has_room(above, len(stored), changes=changes):
@@ -133,6 +165,10 @@ class BaseCache:
 
     def note(self) -> None:
         """Notes how full it is, for the next push. Where it has less room than it had, it gets smaller."""
+        self._settle(0)
+        some, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        for object_id, data in some:
+            self._write(object_id, data, _shrunk([data])[0], changes=False)
         if self._dir < 0 and not self._db.get(BASES_KEY):
             return
         try:
@@ -199,13 +235,13 @@ def _name(object_id: bytes) -> bytes:
     return object_id[:ID_BYTES].hex().encode()
 
 
-def _shrinks(data: bytes) -> bool:
-    sample = data[len(data) // 2 :][:SAMPLE_BYTES]
-    return len(_shrunk(sample)) < len(sample) - len(sample) // SHRINKS_SHARE
-
-
-def _shrunk(data: bytes) -> bytes:
-    out: bytes = _zstd().ZstdCompressor(level=LEVEL).compress(data)
+def _shrunk(chunks: Sequence[bytes]) -> list[bytes]:
+    """Chunks compressed, but b"" where a sample of one shrinks too little for it to be worth the time."""
+    compressor, out = _zstd().ZstdCompressor(level=LEVEL), list[bytes]()
+    for data in chunks:
+        sample = data[len(data) // 2 :][:SAMPLE_BYTES]
+        shrinks = len(compressor.compress(sample)) < len(sample) - len(sample) // SHRINKS_SHARE
+        out.append(compressor.compress(data) if shrinks else b"")
     return out
 
 

@@ -73,6 +73,8 @@ class Sampler:
                     self.charged[charged_to(mine if ident == self._me else frame)] += took
         for ident in self._known.keys() - frames.keys():
             del self._known[ident]  # its number may be another thread's next
+        del frame, mine
+        frames.clear()  # this frame is among them: what it holds would stay, and what other frames hold
 
     def ended(self) -> dict[str, object]:
         signal.setitimer(signal.ITIMER_REAL, 0)

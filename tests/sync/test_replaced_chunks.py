@@ -14,6 +14,7 @@ from content_kit import noise
 from workspace_kit import PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.errors import DamagedError, WorkspaceError
+from metasync.local.state_keys import BASES_KEY
 from metasync.objects import delta
 from metasync.objects.model import Chunk, ObjectKind
 from metasync.runtime.sizes import DISK_MARGIN_BYTES
@@ -588,3 +589,17 @@ def test_a_version_that_is_restored_comes_from_what_is_here(lab: Lab) -> None:
     w.restore(versions[0], ["doc"])
     assert (w.directory / "doc").read_bytes() == docs[0]
     assert down(lab) < 60_000
+
+
+def test_what_a_push_keeps_is_counted_where_it_reads_twice(lab: Lab) -> None:
+    w = lab.init(lab.urls(*NAMES))
+    with w._session("test") as s:
+        base = agreement.newest(s)
+        packing = Packing(s, None, lambda: None, lambda _: lambda: None, {})
+        upload = packing.upload_for(base)
+        for n in range(2):
+            packing.ingest(base, upload).of_bytes(noise(20_000, n))
+        packing._replaced.end()  # type: ignore[union-attr]
+        kept = sum(p.stat().st_size for p in (w.directory / ".metasync/bases").iterdir())
+        assert kept > 40_000
+        assert s.db.get(BASES_KEY) == kept

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,77 @@ def test_of_what_never_changed_and_does_not_shrink_little_is_kept(kept: Kept, mo
     assert [put(cache, noise(9_000, n), changes=False) in cache for n in (0, 0, 0, 1, 2, 3)] == [True] * 4 + [False] * 2
     assert put(cache, TEXT, changes=False) in cache
     assert put(cache, noise(9_000, 4)) in cache
+
+
+class Later:
+    """A worker that begins with what is waited for, and not before."""
+
+    def __init__(self) -> None:
+        self.given: list[Later.Work] = []
+
+    def __call__(self, function: Callable[[], list[bytes]]) -> Future[list[bytes]]:
+        self.given.append(Later.Work(function))
+        return self.given[-1]
+
+    class Work(Future[list[bytes]]):
+        def __init__(self, function: Callable[[], list[bytes]]) -> None:
+            super().__init__()
+            self._function = function
+
+        def result(self, timeout: float | None = None) -> list[bytes]:
+            if not self.done():
+                self.set_result(self._function())
+            return super().result(timeout)
+
+
+def test_a_worker_that_fails_ends_the_keeping(kept: Kept) -> None:
+    cache = kept.cache()
+
+    def fails(_: Callable[[], list[bytes]]) -> Future[list[bytes]]:
+        broken: Future[list[bytes]] = Future()
+        broken.set_exception(MemoryError())
+        return broken
+
+    cache.work = fails
+    for n in range(6):
+        put(cache, noise(40_000, n), changes=False)
+    with pytest.raises(MemoryError):
+        put(cache, noise(40_000, 6), changes=False)
+    cache.note()  # and what was not written is not here
+
+
+def test_new_chunks_are_the_same_whether_workers_compress_them(tmp_path: Path) -> None:
+    made = []
+    for name, work in (("alone", None), ("beside", Later())):
+        (tmp_path / name).mkdir()
+        kept = Kept(tmp_path / name)
+        cache = kept.cache(8 << 20)
+        cache.work = work
+        for n in range(30):
+            put(cache, TEXT[n:] if n % 2 else noise(30_000, n), changes=False)
+            put(cache, noise(5_000, 100 + n))  # of files that change: at once
+        assert work is None or len(work.given) == 3
+        cache.note()
+        made.append({p.name: p.read_bytes() for p in kept.files})
+        assert kept.db.get(BASES_KEY) == kept.bytes
+        kept.tree.close()
+        kept.db.close()
+    assert made[0] == made[1]
+    assert len(made[0]) == 60
+
+
+def test_who_keeps_new_chunks_waits_for_workers_that_have_much(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases, "WAITING_BYTES_MAX", 600_000)
+    cache, work = kept.cache(8 << 20), Later()
+    cache.work = work
+    ids = [put(cache, noise(100_000, n), changes=False) for n in range(8)]
+    assert [w.done() for w in work.given] == [False, False]
+    assert not any(i in cache for i in ids)
+    ids.append(put(cache, noise(100_000, 8), changes=False))
+    assert [w.done() for w in work.given] == [True, False, False]
+    assert [i in cache for i in ids] == [True] * 3 + [False] * 6
+    cache.note()
+    assert all(i in cache for i in ids)
 
 
 def test_how_full_it_is_is_known_to_the_next_one_and_found_out_again(kept: Kept) -> None:
