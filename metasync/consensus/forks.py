@@ -17,7 +17,7 @@ from typing import Final
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.chain import fetch_state
 from metasync.consensus.instance import Instance
-from metasync.consensus.participant import Participant
+from metasync.consensus.participant import Participant, Word
 from metasync.consensus.records.entry import SignedEntry
 from metasync.consensus.records.state import State, skip_version
 from metasync.errors import DamagedError, ExcludedError, ForkError, FormatError, NoQuorumError, UpgradeError
@@ -39,8 +39,8 @@ def look_into(m: Participant, enter: Enter, instance: Instance) -> Task:
     base = instance.base
     words = {word: other for a in instance.acceptors.values() for word, other in a.log.elsewhere.items()}
     for word, other in words.items():
-        if (yield from _is_fork(m, enter, instance, *word, other)):
-            names = ", ".join(sorted(a.name for a in instance.acceptors.values() if word in a.log.elsewhere))
+        names = ", ".join(sorted(a.name for a in instance.acceptors.values() if word in a.log.elsewhere))
+        if (yield from _is_fork(m, enter, instance, *word, names, other)):
             raise ForkError(
                 f"{names}: version {instance.v} stands on another state than version "
                 f"{base.v} as this device knows it ({base.fingerprint})",
@@ -56,7 +56,7 @@ def check_word(
     `digest`: the hash of that one.
     """
     base, shown = instance.base, signed.entry.value or signed.entry.base
-    if (yield from _is_fork(m, enter, instance, signed.entry.device_id, digest)):
+    if (yield from _is_fork(m, enter, instance, signed.entry.device_id, digest, acceptor.name)):
         raise ForkError(
             f"{acceptor.name}: its version {shown.v} does not descend from version "
             f"{base.v} as this device knows it ({base.fingerprint})",
@@ -65,12 +65,13 @@ def check_word(
 
 
 def _is_fork(
-    m: Participant, enter: Enter, instance: Instance, device_id: bytes, digest: bytes, other: State | None = None
-) -> Task:
+    m: Participant, enter: Enter, instance: Instance, device_id: bytes, digest: bytes, names: str,
+    other: State | None = None,
+) -> Task:  # fmt: skip
     """-> bool: the logs show that another state was decided in the place of the instance's base, as a device says.
 
     If they do not, it is noted whose word it is, and that one's is not looked into again. What cannot be read bears out
-    nothing; so another device that says the same is heard.
+    nothing; so another device that says the same is heard. `names`: of the backends that show its word.
     """
     base = instance.base
     if (device_id, digest) not in m.doubted:
@@ -81,9 +82,9 @@ def _is_fork(
             if (yield from _borne_out(m, enter, instance, digest)):
                 return True
         m.doubted.add((device_id, digest))
-        m.void_values[device_id, instance.v] = (
-            f"it stands on another version {base.v} ({base.v}-{digest[:5].hex()}) than the one here "
-            f"({base.fingerprint}), which the backends do not bear out; compare the fingerprints"
+        m.void_values[device_id, instance.v] = Word(
+            f"it stands on another version {base.v} ({base.v}-{digest[:5].hex()}; on {names}) than the one here "
+            f"({base.fingerprint}), which the backends do not bear out"
         )
     return False
 

@@ -16,7 +16,7 @@ from metasync.consensus.chain import ancestor, fetch_state, find_keys, other_at
 from metasync.consensus.forks import check_word
 from metasync.consensus.hints import AHEAD_MAX, WAIT_S, read_heads
 from metasync.consensus.instance import Instance
-from metasync.consensus.participant import Participant
+from metasync.consensus.participant import Participant, Word
 from metasync.consensus.proposer import look_around
 from metasync.consensus.records.entry import Head, SignedEntry, covering, hint_path, open_hint
 from metasync.consensus.records.state import State, follows
@@ -145,7 +145,7 @@ def _sure_of(
     yield from _believe(m, instance, good if made_up else ())
     _leave_out(instance, () if made_up else good - before.there, "its floor tells of deleted logs")
     good.clear()
-    why = "its floor or hint goes on from here to versions that the backends do not bear out"
+    why = Word("its floor or hint goes on from here to versions that the backends do not bear out")
     m.void_values.update(dict.fromkeys(((device, instance.v) for device in tellers), why))
     return None
 
@@ -463,7 +463,8 @@ def _replayed(
     for at, state in zip(ats, states, strict=False):
         if at.decided() != state and not (at.is_bound(state) and not _can_finish(m, at)):
             if not at.may_decide(state):
-                why = f"it goes on from a version {state.v} ({state.fingerprint}) that the backends do not bear out"
+                text = f"it goes on from a version {state.v} ({state.fingerprint}) that the backends do not bear out"
+                why = Word(text)
                 m.void_values.update(dict.fromkeys(((device, state.v) for device in tellers), why))
             return at.base
     return states[len(ats) - 1]

@@ -57,6 +57,15 @@ class Barred(NamedTuple):
     next_step: str
 
 
+class Word(str):
+    """Why a device's word counts for nobody, where backends that were set back, or that hide something, look the same.
+
+    What a device signed against a rule is no such thing: that is proof, whatever backends show.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class AcceptorMemory:
     """What this process remembers of one acceptor, whatever the version.
@@ -138,7 +147,10 @@ class Participant:
         # Findings.
         self.standings: dict[str, Standing] = {}  # by a backend's agreed name
         self.evidence: list[tuple[str, str]] = []  # (backend, what it did): for the local state, and for people
-        self.void_values: dict[tuple[bytes, int], str] = {}  # (device, version) -> why a value of its counts for nobody
+        self.void_values: dict[
+            tuple[bytes, int], str
+        ] = {}  # (device, version) -> why a value of its counts for nobody;
+        # a `Word` where it may be the backends that are wrong
         self.doubted: set[tuple[bytes, bytes]] = (
             set()
         )  # (device, state): words of other histories that nothing bears out

@@ -27,6 +27,7 @@ from metasync.consensus import (
     line_after,
 )
 from metasync.consensus.instance import PAST_IT
+from metasync.consensus.participant import Word
 from metasync.consensus.truncation import KEEP as LOGS_KEPT
 from metasync.consensus.truncation import Progress, decode_progress
 from metasync.errors import BackendError, DamagedError, ExcludedError, MetaSyncError, NoQuorumError, UnreachableError
@@ -280,10 +281,15 @@ def _changed(old: Config, new: Config, v: int) -> list[Notice]:
 
 
 def _void(s: Session, device_id: bytes, v: int, why: str) -> Notice:
-    """Names a device whose program proposed what the rules of values exclude (consensus.md, rule 8.4)."""
+    """Names a device whose program proposed what the rules of values exclude, or whose word the backends do not bear
+    out (consensus.md, rules 8.4 and 3.3)."""
     from metasync.keys.device_set import names_of
 
     name = names_of(s.devices_of(s.newest_state())).get(device_id, device_id.hex())
+    if isinstance(why, Word):  # backends that were set back make an honest device look so
+        text = f"{name} is not believed about version {v}: {why}. Either backends were set back to an older state, or"
+        text = f"{text} hide what it knows, or that device is wrong. Before you push here: metasync status on {name}"
+        return Notice(f"{text}; if that tells of an older past, the backends are wrong", warning=True)
     text = f"{name} proposed a version {v} that may not be, and it counts for nobody: {why}"
     step = f"If that is not a fault of its program: metasync device revoke {device_id.hex()[:8]}"
     return Notice(f"{text}. {step}", warning=True)

@@ -11,6 +11,7 @@ from test_other_histories import SIZES, invented, liar_of, told
 from test_votes import Place
 
 from metasync.consensus import State
+from metasync.consensus.participant import Word
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Kind
 from metasync.errors import NoQuorumError
@@ -50,7 +51,7 @@ def test_floors_and_hints_of_a_made_up_history_lead_nobody_astray(n: int, f: int
         assert sleeper.evidence == ()
         told_of = sleeper.take_void_values()
         assert {device for device, _ in told_of} == {liar_of(p).device_id}
-        assert all("the backends do not bear out" in why for why in told_of.values())
+        assert all("the backends do not bear out" in why and isinstance(why, Word) for why in told_of.values())
 
 
 def test_who_goes_on_there_pushes_as_ever() -> None:

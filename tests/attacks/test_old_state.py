@@ -104,3 +104,36 @@ def test_the_words_stand_for_66_bits() -> None:
         other = bytearray(digest)
         other[bit // 8] ^= 128 >> bit % 8
         assert fingerprint_words(bytes(other)) != words
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_no_honest_device_is_to_be_revoked_where_backends_were_set_back(lab: Lab, devices: int) -> None:
+    """Two of three stores are set back in place, beyond what is promised: the third shows what the device agreed, and
+    the two do not bear it out. A device that lies looks the same, so the clone says both, and how to find out."""
+    one = lab.init(lab.urls(*NAMES))
+    write(one.directory, {"x": b"1"})
+    one.push()
+    for n in NAMES[:2]:
+        shutil.copytree(lab.store(n), lab.root / "old" / n)
+    pushers = [one, *(lab.clone(lab.urls(*NAMES), device="second") for _ in range(devices - 1))]
+    for w in pushers * 4:
+        w.pull()
+        write(w.directory, {f"{w.directory.name}{w.status().version}": b"new"})
+        w.push()
+    for n in NAMES[:2]:
+        for path in lab.store(n).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(lab.root / "old" / n, lab.store(n), dirs_exist_ok=True)
+    lab.faults["c"].down = True  # else the clone may bring to an end what it shows, which loses nothing
+    assert lab.cli("clone", "new", "--name", "docs", *lab.words(*NAMES), cwd=".").code == 0
+    lab.faults["c"].down = False
+    linked = lab.cli("backend", "link", "c", lab.urls("c")[0], cwd="new")
+    told = linked.out + linked.err
+    for command in ("status", "pull", "check"):
+        ran = lab.cli(command, cwd="new")
+        told += ran.out + ran.err
+    assert "is not believed about version" in told
+    assert "; on c) than the one here" in told
+    assert "backends were set back to an older state" in told
+    assert "device revoke" not in told
+    assert "older past" in lab.cli("status").out, "as the honest device says, to which the clone sends"

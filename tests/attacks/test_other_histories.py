@@ -15,6 +15,7 @@ from test_votes import Place
 
 from metasync.config import Form
 from metasync.consensus import Group, State
+from metasync.consensus.participant import Word
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Entry, Kind, floor_path, hint_path, seal_floor, seal_hint
 from metasync.consensus.records.state import ZERO_HASH
@@ -30,6 +31,7 @@ ALL_FORMS = pytest.mark.parametrize(
 def named(group: Group, liar: DeviceIdentity) -> bool:
     """Whether this device, and no other, is told of as one that stands on another state."""
     told = group.take_void_values()
+    assert all(isinstance(why, Word) for why in told.values()), "backends that were set back look the same"
     return {device for device, _ in told} == {liar.device_id} and all("another version" in why for why in told.values())
 
 

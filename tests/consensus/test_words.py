@@ -168,7 +168,7 @@ def test_so_many_words_of_one_device_are_looked_into_and_no_more(words: Words, m
 
     monkeypatch.setattr(forks, "_borne_out", into)
     for n in range(2 * forks.LOOKS_MAX):
-        task = forks._is_fork(words.m, words.groups[1].enter, words.instance, b"d" * 16, bytes([n]) * 32)
+        task = forks._is_fork(words.m, words.groups[1].enter, words.instance, b"d" * 16, bytes([n]) * 32, "a")
         assert not words.do(task)
     assert len(looked) == forks.LOOKS_MAX
 
