@@ -438,10 +438,15 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
         db.execute("COMMIT")
 
 
+def is_of_full_disk(cause: BaseException) -> bool:
+    """Whether SQLite failed since the disk has no room: for its pages, or for the memory that its processes share."""
+    return getattr(cause, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+
+
 def _unusable(name: str, cause: Exception) -> WorkspaceError:
     """The error for a database call that failed, with a next step."""
     code = getattr(cause, "sqlite_errorname", "") or ""
-    if code.startswith("SQLITE_FULL"):
+    if is_of_full_disk(cause):
         step = "The disk is full: free some space and run again; nothing was lost."
     elif code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")) or isinstance(cause, UnicodeDecodeError):
         step = CLONE_ANEW

@@ -20,6 +20,7 @@ from metasync.errors import (
     UpgradeError,
     WorkspaceError,
 )
+from metasync.local import state
 from metasync.reports.service import COPIES, Kind, Problem
 from metasync.reports.sync import BadCopies
 
@@ -111,7 +112,7 @@ def is_of_full_disk(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, BackendError):
         if isinstance(cause, OSError) and cause.errno in FULL:
             return True
-        if getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL":
+        if state.is_of_full_disk(cause):
             return True
         cause = cause.__cause__
     return False

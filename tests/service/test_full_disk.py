@@ -13,7 +13,7 @@ import pytest
 
 from metasync.checkout import room
 from metasync.errors import BackendError, FullError, GuardError, MetaSyncError, NoQuorumError, WorkspaceError
-from metasync.local import lock
+from metasync.local import lock, state
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import NAME_KEY
@@ -49,6 +49,21 @@ def test_at_the_local_state(tmp_path: Path) -> None:
         pages = db._db.execute("PRAGMA page_count").fetchone()[0]
         db._db.execute(f"PRAGMA max_page_count = {pages}")
         check_told(raised(lambda: db.set(NAME_KEY, "n" * 100_000)))
+
+
+@pytest.mark.parametrize("name", ["SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"])
+def test_where_the_local_state_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """With no byte free SQLite cannot share its index of the journal, and calls that an I/O error."""
+
+    def no_room(*_: Any) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = name
+        raise error
+
+    monkeypatch.setattr(state, "_prepare", no_room)
+    error = raised(lambda: LocalDb.open(tmp_path / "state.db"))
+    check_told(error)
+    assert isinstance(error, MetaSyncError) and "disk is full" in (error.next_step or "")
 
 
 def test_at_a_checkout(tmp_path: Path) -> None:
