@@ -3,8 +3,8 @@
 A file's new chunks come in order. One that the agreed file has too says where in it the reading is; one that it has not
 stands for the old chunk that it overlaps most. The new cut points are where the bytes put them, whatever is stored how
 (architecture.md, D1). A base is a blob of the index that the push goes on from. Its bytes are at hand, or are fetched
-where the lines say that this takes less time than the whole chunk (HyCloud, eq. 2). At the largest depth the base's own
-whole chunk, at the end of its chain, is the base.
+where the lines say that this takes less time than the whole chunk (HyCloud, eq. 2). At the largest depth a link farther
+up the base's chain is the base: all that came after that link is stored once more.
 
 How hard it tries follows the file's history, as HyCloud has it (E et al., eq. 1): a file whose chunks gain nothing by
 deltas gets few more trials in this push, and the chunks of a file that changed once are kept for its next change.
@@ -12,15 +12,16 @@ deltas gets few more trials in this push, and the chunks of a file that changed 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 from metasync.local.state import State
 from metasync.objects import delta
 from metasync.objects.model import Chunk, ObjectKind
-from metasync.store.deltas import Chains, depth_of
+from metasync.store.deltas import Chains, Link, depth_of
 from metasync.store.index import Index
 from metasync.store.pack_format import DEPTH_MAX, Delta
 from metasync.sync.old_chunks import SMALL_BYTES_LEAST, known_chunks
@@ -120,12 +121,28 @@ class ReplacedChunks:
             self.bases.pass_over(former)
 
     def row(self, base: bytes) -> Delta | None:
-        """What a delta of this base is made of, or one of the whole chunk that it comes of; None: of none."""
+        """What a delta of this base is made of, or one of what it is made of itself; None: of none."""
         depth = depth_of(self.index, base)
         if depth is None or depth < DEPTH_MAX:
             return None if depth is None else Delta(base, depth + 1)
         chain = self._chains.of(base)
-        return Delta(chain[-1].located.id, 1) if chain is not None else None
+        return self._farther_up(chain) if chain is not None else None
+
+    def _farther_up(self, chain: Sequence[Link]) -> Delta:
+        """Of which link of a chain of the largest depth the next delta is made, of those at hand and the whole one.
+
+        It has what came after the link, and so many can follow it as the link is far from the largest depth: what each
+        of these has to bear of it is to be little. A chunk that grows for long is so stored about twice, not again and
+        again from its beginning.
+        """
+        best, least, since = Delta(chain[-1].located.id, 1), math.inf, 0
+        for last, link in pairwise(chain):
+            since += last.located.length
+            depth = link.delta.depth if link.delta is not None else 0
+            share = since / (DEPTH_MAX - depth)
+            if share <= least and (link.delta is None or link.located.id in self.bases):
+                best, least = Delta(link.located.id, depth + 1), share
+        return best
 
 
 class FileChunks:

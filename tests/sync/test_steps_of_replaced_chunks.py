@@ -13,7 +13,7 @@ from delta_kit import told
 from metasync.objects import delta
 from metasync.objects.model import Chunk, ObjectKind
 from metasync.store.index import Index
-from metasync.store.pack_format import DELTA, WHOLE, Delta
+from metasync.store.pack_format import DELTA, DEPTH_MAX, WHOLE, Delta
 from metasync.sync import replaced_chunks
 from metasync.sync.old_chunks import SMALL_BYTES_LEAST
 from metasync.sync.replaced_chunks import MISSED_SHARE, MISSES_MAX, FileChunks, ReplacedChunks
@@ -27,6 +27,9 @@ class Bases:
     def __init__(self, **kept: bytes) -> None:
         self.kept: dict[bytes, bytes] = {name.encode(): data for name, data in kept.items()}
         self.passed: list[bytes] = []
+
+    def __contains__(self, object_id: object) -> bool:
+        return object_id in self.kept
 
     def get(self, object_id: bytes) -> bytes | None:
         return self.kept.get(object_id)
@@ -118,6 +121,51 @@ def test_only_what_is_a_delta_itself_is_passed_over() -> None:
     for n in (1, 2):
         push.chunks.pass_over(digest(n))
     assert push.bases.passed == [digest(2)]
+
+
+# ---- of which link of a chain of the largest depth
+
+CHAIN = [(n, WHOLE if n == 0 else DELTA, n - 1, n) for n in range(DEPTH_MAX + 1)]  # 0 is the whole one
+
+
+def deep(sizes: dict[int, int]) -> Index:
+    """An index of a chain of the largest depth. `sizes`: what deltas take that take more than 10 bytes, by depth."""
+    packs = [[(100 + n, encoding, 100 + base, depth)] for n, encoding, base, depth in CHAIN]
+    packs[0] = [(100, WHOLE, 0, 0)]
+    index = told(*packs)
+    find = index.find
+    longer = {digest(100 + depth): size for depth, size in sizes.items()}
+    found: Any = SimpleNamespace(
+        find=lambda i: [(record, o._replace(length=longer.get(i, o.length))) for record, o in find(i)]
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "absent", "made_of"),
+    [
+        ({}, (), 0),  # all has come since, but all eight can come again
+        ({1: 90}, (), 1),  # its eight are not stored once more
+        ({1: 90, 2: 80}, (), 2),
+        ({1: 90, 2: 80, 3: 70, 4: 60, 5: 50, 6: 40, 7: 30}, (), 7),
+        ({8: 500}, (), 0),  # the last one is in whatever comes next: the more can follow, the better
+        ({1: 90, 2: 80}, (2,), 3),
+        ({1: 90, 2: 80}, (1, 2, 3), 4),
+        ({1: 90}, range(1, DEPTH_MAX + 1), 0),  # the whole one is asked for, and may be fetched
+    ],
+)
+def test_at_the_largest_depth_a_chain_branches_off_where_least_is_stored_once_more(
+    sizes: dict[int, int], absent: Sequence[int], made_of: int
+) -> None:
+    push = Push(deep(sizes))
+    push.bases.kept = {digest(100 + n): b"" for n in range(1, DEPTH_MAX + 1) if n not in absent}
+    assert push.chunks.row(digest(100 + DEPTH_MAX)) == Delta(digest(100 + made_of), made_of + 1)
+
+
+def test_below_the_largest_depth_the_chunk_itself_is_the_base() -> None:
+    push = Push(deep({1: 90}))
+    for n in range(DEPTH_MAX):
+        assert push.chunks.row(digest(100 + n)) == Delta(digest(100 + n), n + 1)
 
 
 # ---- which base
