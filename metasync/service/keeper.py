@@ -101,6 +101,8 @@ class Keeper:
         self._changes = Changes(self.directory, self._note_change)
         self._polls = long_polls(self._way, self.hint, lambda works: self.covered("watch", works))
         self._wakes = threading.Condition(threading.RLock())
+        self._is_woken = False  # since the last turn began
+        self._knows_sizes = False  # the last turn ended with no new change whose size is to be looked at
         self._calls: deque[tuple[Callable[[Workspace], Any], Future[Any]]] = deque()
         self._hour = LastHour(wall)
         self._allowed: set[str] = set()  # what the user has allowed past a guard
@@ -127,13 +129,13 @@ class Keeper:
             self._batch.ask()
             self._hearing.ask(self._clock())
             self._opening.passed()
-            self._wakes.notify_all()
+            self._wake()
 
     def hint(self, by: str = ANYBODY) -> None:
         """Somebody, or the watch of a backend, says that something is new: a look soon."""
         with self._wakes:
             self._hearing.hint(self._clock(), by)
-            self._wakes.notify_all()
+            self._wake()
 
     def covered(self, by: Teller, is_so: bool, why: str = "") -> None:
         """A broker or a watch tells of news by itself from now on, or does so no more: `why`, for the user."""
@@ -141,14 +143,14 @@ class Keeper:
             self._account.broker(is_so, why)
         with self._wakes:
             self._hearing.covered(self._clock(), by, is_so)
-            self._wakes.notify_all()
+            self._wake()
 
     def pause(self, until_s: float | None) -> None:
         """Has transfers rest until a time by the clock on the wall; None or infinity: until `resume`."""
         left = None if until_s is None or until_s == math.inf else max(1.0, until_s - self._wall())
         preferences.pause(self._settings_path, left)
         with self._wakes:
-            self._wakes.notify_all()
+            self._wake()
 
     def resume(self) -> None:
         preferences.resume(self._settings_path)
@@ -172,7 +174,7 @@ class Keeper:
                 raise self._gone()
             self._calls.append((do, future))
             self._opening.passed()
-            self._wakes.notify_all()
+            self._wake()
         try:
             return future.result()
         except Cancelled as e:
@@ -182,7 +184,7 @@ class Keeper:
         """Ends what is under way, soon, and waits for the end. May be repeated."""
         with self._wakes:
             self._stops = True
-            self._wakes.notify_all()
+            self._wake()
             workspace = self._workspace
         if workspace is not None:
             with suppress(MetaSyncError):
@@ -194,8 +196,14 @@ class Keeper:
         with self._wakes:
             is_first = self._batch.first is None
             self._batch.changed(self._clock())
-            if is_first:
-                self._wakes.notify_all()
+            if is_first or (self._knows_sizes and self._changes.estimate_at < math.inf):
+                self._knows_sizes = False  # the turn that comes waits until they are looked at
+                self._wake()
+
+    def _wake(self) -> None:
+        """Has a turn come now, or after the one under way."""
+        self._is_woken = True
+        self._wakes.notify_all()
 
     def _gone(self) -> WorkspaceError:
         return WorkspaceError(GONE.format(self.directory), next_step="Run again.")
@@ -206,7 +214,7 @@ class Keeper:
         while not self._stops:
             wake_at = self.turn()
             with self._wakes:
-                if not self._stops and not self._calls:
+                if not self._stops and not self._calls and not self._is_woken:
                     self._wakes.wait(max(0.0, min(wake_at - self._clock(), SLEEP_S)))
         self._account.set("stopping")
         self._close()
@@ -214,6 +222,8 @@ class Keeper:
 
     def turn(self) -> float:
         """Does what is due now. -> when there is something to do next, if nothing happens before. Raises nothing."""
+        with self._wakes:
+            self._is_woken = self._knows_sizes = False
         if self._sleep.was(self._clock(), self._boot()):  # what was waited for may never come, and pauses are over
             self._polls.end()
             self.sync_now()
@@ -269,6 +279,7 @@ class Keeper:
     def _next(self) -> float:
         with self._wakes:
             due = self._batch.due(self._clock())
+            self._knows_sizes = self._changes.estimate_at == math.inf
             sizes_at = max(self._changes.estimate_at, self._batch.pauses.until)
         due_at = math.inf if due is None else due
         return min(self._hearing.due, self._walk_at, sizes_at, self._quiet.at, self._room.at, due_at)

@@ -1132,3 +1132,64 @@ def test_where_no_other_copy_is_known_it_is_the_command_as_well(lab: Lab, w: Wor
     wrong_copies.drop(w._db, wrong_copies.load(w._db))
     stage.go_on(100.0)
     assert told_of_copies(stage, name) == "Run: metasync check --repair"
+
+
+class Bell:
+    """In place of what the keeper's thread waits at: counts how often it would have been woken."""
+
+    def __init__(self, inner: threading.Condition) -> None:
+        self.inner, self.rung = inner, 0
+
+    def __enter__(self) -> None:
+        self.inner.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.inner.release()
+
+    def notify_all(self) -> None:
+        self.rung += 1
+
+
+def test_a_change_after_sizes_were_looked_at_has_them_looked_at_again(w: Workspace, stage: Stage) -> None:
+    """A file that is made, looked at while it is empty, and written then did not rest when its push was due."""
+    stage.settle()
+    bell: Any = Bell(stage.keeper._wakes)
+    stage.keeper._wakes = bell
+    began = version(w)
+
+    def change(data: bytes) -> int:
+        """How often a change wakes the keeper."""
+        before = bell.rung
+        with (w.directory / "new").open("ab") as file:
+            file.write(data)
+        stage.keeper._changes.catch_up()
+        return int(bell.rung - before)
+
+    assert change(b"") >= 1
+    stage.keeper.turn()
+    assert change(b"x" * 1000) == 1, "its size is known no more"
+    assert change(b"x" * 1000) == 0, "a turn comes anyway"
+    stage.go_on(0.9)
+    assert change(b"x" * 1000) == 0, "and looks at sizes a second after the look before"
+    stage.go_on(5.1)
+    assert version(w) == began + 1, "it rested when its push was due"
+
+
+def test_what_wakes_a_keeper_during_its_turn_has_another_turn_come(stage: Stage) -> None:
+    stage.settle()
+    assert not stage.keeper._is_woken
+    stage.keeper.hint()
+    assert stage.keeper._is_woken
+    stage.keeper.turn()
+    assert not stage.keeper._is_woken
+
+
+def test_too_many_changes_to_look_at_wake_nobody_again(w: Workspace, stage: Stage) -> None:
+    stage.settle()
+    bell: Any = Bell(stage.keeper._wakes)
+    stage.keeper._wakes = bell
+    stage.keeper._changes.everything()
+    stage.keeper.turn()
+    before = bell.rung
+    stage.keeper._changes.everything()
+    assert bell.rung == before
