@@ -1,10 +1,14 @@
-"""Finds stores that lie inside other stores, by their addresses: what takes the outer one takes both."""
+"""Finds stores that lie inside other stores, by their addresses: what takes the outer one takes both.
+
+Folders are compared by their inodes as well. So one is found that a disk which ignores case, or a bind mount, has under
+two names. A bind mount of what lies deeper in a store than its top, with the other store in it, is not found so.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from metasync.backends.api import BackendUrl
 from metasync.backends.registry import is_own, server_of
@@ -23,6 +27,10 @@ _REACHING: Final = frozenset({"profile", "region", "server", "virtual"})
 """Parameters of S3 URLs that say how a bucket is reached, and not which one it is."""
 
 
+_Inode: TypeAlias = tuple[int, int]
+"""Which file system, and which file of it."""
+
+
 def nested(urls: Mapping[str, BackendUrl], absent: Collection[str] = ()) -> list[tuple[str, str]]:
     """Pairs of names, sorted: the first store lies somewhere below the second.
 
@@ -30,12 +38,16 @@ def nested(urls: Mapping[str, BackendUrl], absent: Collection[str] = ()) -> list
     not touched: their paths are taken as they are written.
     """
     placed = {name: _place(url, look=name not in absent) for name, url in urls.items() if _tells(url)}
-    return sorted(
+    by_path = {
         (inner, outer)
         for inner, (server, path) in placed.items()
         for outer, (other, above) in placed.items()
         if server == other and len(above) < len(path) and path[: len(above)] == above
-    )
+    }
+    lines = {n: _inodes(url.path) for n, url in urls.items() if url.scheme == "file" and n not in absent}
+    tops = {name: line[0] for name, line in lines.items() if line[0] is not None}
+    by_inode = {(inner, outer) for inner, line in lines.items() for outer, top in tops.items() if top in line[1:]}
+    return sorted(by_path | by_inode)
 
 
 def refuse_nested(urls: Mapping[str, BackendUrl], new: Collection[str], absent: Collection[str] = ()) -> None:
@@ -58,6 +70,24 @@ def nested_text(inner: str, outer: str) -> str:
 def _tells(url: BackendUrl) -> bool:
     """Whether the path of a URL is that of a folder or a prefix."""
     return url.scheme != "memory" and is_own(url.scheme)
+
+
+def _inodes(path: str) -> list[_Inode | None]:
+    """Of a folder, of the one that it is in, and so on up to the root; None for one that is not there."""
+    path = os.path.realpath(path)
+    line = [_inode(path)]
+    while (above := os.path.dirname(path)) != path:
+        path = above
+        line.append(_inode(path))
+    return line
+
+
+def _inode(path: str) -> _Inode | None:
+    try:
+        st = os.stat(path)
+    except OSError:
+        return None
+    return (st.st_dev, st.st_ino) if st.st_ino else None
 
 
 def _place(url: BackendUrl, *, look: bool) -> tuple[object, tuple[str, ...]]:

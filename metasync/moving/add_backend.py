@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from metasync.backends.api import Probes
-from metasync.backends.nested import refuse_nested
+from metasync.backends.nested import nested, nested_text, refuse_nested
 from metasync.backends.registry import parse_url
 from metasync.config import DEFAULT_CAPACITY, NO_LIMIT, Acceptor, BackendEntry, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
+from metasync.events import Notice
 from metasync.members.found import ID_BYTES, NS_BYTES
 from metasync.moving.reconfigure import Wanted, change
 from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
@@ -148,13 +149,18 @@ def set_copies(s: Session, copies: int, *, passphrase: str | None = None, dry_ru
 
 
 def _refuse_nested(s: Session, name: str, url: BackendUrl, leaving: BackendEntry | None) -> None:
-    """`UsageError` for a store inside one that takes part and stays, or around it, by the ways that this device has."""
+    """`UsageError` for a store inside one that takes part and stays, or around it, by the ways that this device has.
+
+    Warns of those that stay and lie inside each other already.
+    """
     agreed = s.connections.agreed_names - {leaving.name if leaving is not None else ""}
     urls = {name: url}
     for other in agreed & s.connections.links.keys():
         with contextlib.suppress(UsageError):  # its provider's package is not here
             urls[other] = parse_url(s.connections.links[other].url)
     refuse_nested(urls, {name}, absent=s.connections.absent)
+    for inner, outer in nested(urls, s.connections.absent):
+        s.listener(Notice(nested_text(inner, outer), warning=True))
 
 
 def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry | None) -> None:

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from metasync.backends import nested as nested_stores
 from metasync.backends.nested import nested, refuse_nested
 from metasync.backends.registry import parse_url
 from metasync.errors import UsageError
@@ -101,4 +102,44 @@ def test_the_disk_of_an_absent_store_is_not_touched(tmp_path: pathlib.Path, monk
     monkeypatch.setattr(os.path, "realpath", realpath)
     mount, new = f"{tmp_path}/mount", f"{tmp_path}/mount/x"
     assert pairs(f"file://{mount}", f"file://{new}", absent=("0",)) == [("1", "0")]
-    assert asked == [new]
+    assert {*asked} == {new}
+
+
+@pytest.fixture
+def same(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Paths that a disk which ignores case, or a bind mount, has for another one: what is below is the same, too."""
+    alike: dict[str, str] = {}
+    inode = nested_stores._inode
+
+    def resolved(path: str) -> str:
+        for name, other in alike.items():
+            if path == name or path.startswith(name + "/"):
+                return other + path[len(name) :]
+        return path
+
+    monkeypatch.setattr(nested_stores, "_inode", lambda path: inode(resolved(path)))
+    return alike
+
+
+def test_folders_that_have_two_names_are_the_same(tmp_path: pathlib.Path, same: dict[str, str]) -> None:
+    for there in ("disk/a/deep", "disk/b", "mount", "A"):
+        (tmp_path / there).mkdir(parents=True)
+    outer, bound, other_case = (f"file://{tmp_path}/{name}" for name in ("disk/a", "mount", "DISK/A"))
+    assert pairs(outer, f"{bound}/x") == pairs(outer, f"{other_case}/x") == []
+    same.update({f"{tmp_path}/mount": f"{tmp_path}/disk/a", f"{tmp_path}/DISK/A": f"{tmp_path}/disk/a"})
+    for name in (bound, other_case):
+        assert pairs(outer, f"{name}/not-yet") == pairs(outer, f"{name}/deep") == [("1", "0")]
+        assert pairs(f"{name}/deep", outer) == [("0", "1")]
+        assert pairs(outer, name) == [], "the same store, which is told as that"
+        assert pairs(f"file://{tmp_path}/disk/b", f"{name}/x") == []
+        with pytest.raises(UsageError, match="lies inside the backend old"):
+            refuse_nested({"old": parse_url(outer), "new": parse_url(f"{name}/x")}, {"new"})
+    assert pairs(outer, f"{bound}/x", absent=("0",)) == [], "its disk is not touched"
+
+
+def test_a_file_system_that_numbers_no_files_tells_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda *a, **k: os.stat_result((*stat(*a, **k)[:1], 0, *stat(*a, **k)[2:])))
+    assert pairs(f"file://{tmp_path}/a", f"file://{tmp_path.parent}/b/x") == []

@@ -254,6 +254,15 @@ def test_a_clone_warns_of_stores_inside_each_other(lab: Lab, by: str, monkeypatc
     assert desktop.push().changes.added == (b"new",)
 
 
+def test_an_added_backend_warns_of_stores_inside_each_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a clone does. The new one is beside them."""
+    monkeypatch.setattr("metasync.members.found.refuse_nested", lambda *_, **__: None)
+    lab.init([*lab.urls("a", "b", "c"), f"file://{lab.root}/stores/a/deeper?name=d"])
+    ran = lab.cli("backend", "add", lab.url("e"))
+    assert ran.code == 0
+    assert ran.err.count("d lies inside a: they count as two, and what takes a takes both") == 1
+
+
 def test_more_copies_than_backends(lab: Lab) -> None:
     with pytest.raises(UsageError) as e:
         lab.init(lab.urls("a", "b"), replicas=3)
