@@ -124,7 +124,10 @@ def _lacks_beginning(s: Session, state: State, gone: Collection[str]) -> list[st
     first = genesis.look(s, gone)
     if not first.intact:
         return ["the genesis: on no backend that is left"]
-    if genesis.needs_hint(s, state, first) and not genesis.look_at_hints(s, gone, state).intact:
+    if not genesis.needs_hint(s, state, first) or genesis.look_at_hints(s, gone, state).intact:
+        return []
+    left = [name for name in s.names.values() if name not in gone]
+    if not genesis.leads_on(s, left, state):  # those of the beginning may be among them, and show what came then
         return ["the hint of which backends there are today: on no backend that is left"]
     return []
 

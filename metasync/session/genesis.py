@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from metasync.consensus import State
+from metasync.consensus import Barred, Group, State
 from metasync.consensus.eras import newest_record, records
+from metasync.consensus.founding import bootstrap
 from metasync.consensus.records.birth import GENESIS_BYTES_MAX, genesis_path, open_genesis, seal_genesis_again
 from metasync.consensus.records.entry import ENTRY_BYTES_MAX, hint_path, open_hint, shown_epoch
 from metasync.consensus.records.era import era_path
 from metasync.consensus.records.state import follows
 from metasync.errors import FormatError, MetaSyncError, NotFoundError, UpgradeError
 from metasync.runtime.effects import Op, each, patience_s
+from metasync.session.open_backend import INCARNATION_BYTES
 from metasync.session.session import Session
+
+LOOK_S: Final = 10.0  # for a new device's way to the newest version
 
 
 class Seen(NamedTuple):
@@ -124,6 +128,29 @@ def needs_hint(s: Session, state: State, seen: Seen) -> bool:
         a, data = next(iter(seen.intact.items()))
         first = open_genesis(s.group.participant.keys, data, a)
     return first is None or first.config != state.config
+
+
+def leads_on(s: Session, names: Collection[str], state: State) -> bool:
+    """Whether a new device that has a way to these backends alone gets to `state` as things are there.
+
+    It is done as a clone does it, with nothing known: from a hint, or from the beginning by what the logs show. A clone
+    has ways to the backends alone that its beginning names.
+    """
+    p = s.group.participant
+    try:
+        found = s.runtime.run(bootstrap(p.keys, sorted(names)))
+        named = {b.backend_id for b in found.config.backends}
+        if not named.issuperset(b.backend_id for b in s.config.backends if b.name in names):
+            return False
+        new = Group(
+            p.keys, s.device, found.config, found.state.config, found.devices, found.state.devices,
+            incarnation=s.entropy(INCARNATION_BYTES), links=found.links, certificate=p.certificate,
+            guard=lambda: Barred("this only looks whether a new device could begin", ""),
+        )  # fmt: skip
+        reached = s.runtime.run(new.get_recent(found.state, deadline_s=LOOK_S))
+    except MetaSyncError:
+        return False
+    return (reached.era, reached.v) >= (state.era, state.v)
 
 
 def _check_hints(

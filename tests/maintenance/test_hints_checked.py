@@ -64,6 +64,44 @@ def test_lost_hints_are_told_and_put_back(moved: Workspace, lab: Lab) -> None:
     assert (Path(lab.clone(lab.urls(*NEW)).directory) / "x").read_bytes() == b"1"
 
 
+@pytest.mark.parametrize(
+    ("replaced", "added", "without", "joins"),
+    [
+        ("", "d", "d", True),  # all that the genesis names are left
+        ("", "de", "d", False),  # the genesis does not name e: a new device finds no way to it
+        ("", "", "a", True),
+        ("a", "", "a", True),
+        ("a", "", "b", False),  # of the genesis' backends one alone
+        ("a", "d", "b", False),
+    ],
+)
+def test_no_hint_is_missed_where_the_backends_of_the_beginning_lead_on(
+    lab: Lab, replaced: str, added: str, without: str, joins: bool
+) -> None:
+    """Where the drill says so, a clone from the backends that are left works."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"x": b"1"})
+    w.push()
+    for old in replaced:
+        w.backend_add(lab.url(f"new-{old}"), replaces=old, passphrase=PASSPHRASE)
+        w.rebalance()
+        lab.lose(old)
+    for name in added:
+        w.backend_add(lab.url(name), passphrase=PASSPHRASE)
+        w.rebalance()
+    w = lab.reopen(w)
+    names = sorted(w._connections.agreed_names)
+    delete_hints(lab, *names)
+    gone = [f"new-{name}" if name in replaced else name for name in without]
+    drilled = w.drill(gone)
+    assert drilled.agrees
+    assert (drilled.joins, [p.problem for p in drilled.problems] == []) == (joins, joins)
+    if joins:
+        clone = lab.clone(lab.urls(*(name for name in names if name not in gone)), device="new")
+        assert (Path(clone.directory) / "x").exists()
+        assert clone.status().version >= w.status().version
+
+
 def test_one_lost_hint_is_put_back_without_a_word(moved: Workspace, lab: Lab) -> None:
     delete_hints(lab, "e")
     assert moved.drill(["d"]).joins, "one is enough"
@@ -93,7 +131,7 @@ def test_a_hint_of_backends_before_counts_as_missing(lab: Lab) -> None:
         path.unlink()
     for path, data in before.items():
         path.write_bytes(data)
-    assert not w.drill(["g"]).joins
+    assert w.drill(["g"]).joins, "those of the beginning are all there, and lead on"
     assert len(w.check().notes) == 4
     assert w.drill(["g"]).joins
 
