@@ -161,6 +161,11 @@ class IndexSegment:
             n += 1
         return out
 
+    def names(self, object_id: bytes) -> bool:
+        """Whether this segment knows a place for an object."""
+        n = self._first(object_id)
+        return n < self._count and self._row(n).startswith(object_id)
+
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         """All objects that this segment lists of a pack, if it does; without `blobs`, the others."""
         packed = pack_id(record.id)
@@ -433,11 +438,13 @@ class Index:
         out: list[tuple[PackRecord, Located]] = []
         for s in reversed(self.segments):
             if found := s.find(object_id):
-                out += [p for p in found if not self.dead or p[0].id not in self.dead]
+                out += [p for p in found if p[0].id not in self.dead] if self.dead else found
         return [(self._again.get(p.id, p), o) for p, o in out] if out and self._again else out
 
     def __contains__(self, object_id: bytes) -> bool:
-        return bool(self.segments and self.find(object_id))
+        if self.dead:
+            return bool(self.find(object_id))
+        return any(s.names(object_id) for s in self.segments)
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         """All objects of a pack, whichever of its records is given; without `blobs`, the others."""

@@ -62,7 +62,11 @@ class Ingest:
 
     def __call__(self, fd: int, st: os.stat_result, was: Was = lambda: None) -> Content:
         """Reads as many bytes from `fd` as the stat says, or all there are. The caller compares stats."""
-        return self.take(_first(partial(self._read, fd), st.st_size), st.st_size, was)
+        size = st.st_size
+        if size > self._chunker.whole_bytes_max:
+            return self.take(_first(partial(self._read, fd), size), size, was)
+        pieces = self.changes.of(was, size) if self.changes is not None else None
+        return self._one_chunk(self._read(fd, size) if size else b"", pieces)
 
     def of_bytes(self, data: bytes) -> Content:
         """Takes a file whose bytes are in memory."""

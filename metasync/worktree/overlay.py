@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from itertools import zip_longest
+from typing import TypeVar, overload
 
 from metasync.local.spill import Large, Streamed
 from metasync.local.state import State
 from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import Entry
 from metasync.worktree.index import children, pages, rows_at, unpack_row
+
+T = TypeVar("T")
 
 
 class IndexEntries(Streamed[Entry]):
@@ -27,6 +30,14 @@ class IndexEntries(Streamed[Entry]):
         if data is None:
             raise KeyError(path)
         return unpack_row(data).entry
+
+    @overload
+    def get(self, path: bytes, default: None = None, /) -> Entry | None: ...
+    @overload
+    def get(self, path: bytes, default: Entry | T, /) -> Entry | T: ...
+    def get(self, path: bytes, default: object = None, /) -> object:
+        data = self.db.packed_row(path) if path else None
+        return default if data is None else unpack_row(data).entry
 
     def __len__(self) -> int:
         return self.db.count_rows() - 1
@@ -59,6 +70,17 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
         if path in self.gone:
             raise KeyError(path)
         return self.base[path]
+
+    @overload
+    def get(self, path: bytes, default: None = None, /) -> Entry | None: ...
+    @overload
+    def get(self, path: bytes, default: Entry | T, /) -> Entry | T: ...
+    def get(self, path: bytes, default: object = None, /) -> object:
+        """The same as of every mapping, without an error for each path of a new tree that is asked for in vain."""
+        found = self.put.get(path)
+        if found is not None:
+            return found
+        return default if path in self.gone else self.base.get(path, default)
 
     def __contains__(self, path: object) -> bool:
         return path in self.put or (path not in self.gone and path in self.base)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 import stat as stat_
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -240,7 +239,7 @@ class _Scanner:
         parent, name = split(path)
         grown: tuple[os.stat_result, Content] | None = None
         for turn in range(READS_MAX):
-            with _moving():
+            with _moving:
                 above = self.work.dir(parent)
                 fd = self.disk.open(name, READ_FLAGS, above)
             try:
@@ -256,7 +255,7 @@ class _Scanner:
             finally:
                 self.disk.close(fd)
             self.out.files_read += 1
-            with _moving():
+            with _moving:
                 here = self.disk.lstat(name, above)
             if got.size == st.st_size and is_unchanged(st, after, ctime=True) and is_unchanged(st, here, ctime=True):
                 return _entry_of(row, st, got), st
@@ -269,7 +268,7 @@ class _Scanner:
     def is_still(self, path: bytes, st: os.stat_result, took: Content) -> bool:
         """Whether a file that grew while it was read begins with what was taken: then it was that in between."""
         parent, name = split(path)
-        with _moving():
+        with _moving:
             above = self.work.dir(parent)
             with self.disk.opened(name, READ_FLAGS, above) as fd:
                 self.out.files_read += 1
@@ -279,7 +278,7 @@ class _Scanner:
     def read_link(self, path: bytes, row: Row | None) -> tuple[Entry, os.stat_result]:
         parent, name = split(path)
         for _ in range(READS_MAX):
-            with _moving():
+            with _moving:
                 above = self.work.dir(parent)
                 st = self.disk.lstat(name, above)
                 if not stat_.S_ISLNK(st.st_mode):
@@ -360,15 +359,18 @@ def _entry_of(row: Row | None, st: os.stat_result, got: Content) -> Entry:
     return was._replace(mode=mode, mtime_ns=mtime_ns)
 
 
-@contextmanager
-def _moving() -> Iterator[None]:
-    """Raises `_Vanished` for a name that changes at this moment, other errors as they are."""
-    try:
-        yield
-    except OSError as e:
-        if e.errno in MOVING:
-            raise _Vanished from e
-        raise
+class _Moving:
+    """Raises `_Vanished` for a name that changes at this moment, other errors as they are. A generator costs more."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError) and error.errno in MOVING:
+            raise _Vanished from error
+
+
+_moving = _Moving()
 
 
 def store_scan(db: State, seen: Scan) -> None:

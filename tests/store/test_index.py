@@ -76,6 +76,18 @@ def test_segment_round_trip(packs, tombstones):
     assert len(back) == sum(len(located) for _, located in packs)
 
 
+@given(st.lists(st.tuples(packs_lists, st.lists(st.integers(0, 30), max_size=3)), max_size=3))
+def test_what_an_index_holds_is_what_it_finds(made):
+    """A pack of which a tombstone tells holds nothing."""
+    segments = [make_segment(packs, [stone(pack(n)[0]) for n in dead]) for packs, dead in made]
+    index = Index(segments)
+    for n in range(31):
+        for i in range(5):
+            object_id = digest(n * 10_000 + i)
+            assert (object_id in index) == bool(index.find(object_id))
+            assert any(s.names(object_id) for s in segments) == any(s.find(object_id) for s in segments)
+
+
 @given(packs_lists, st.randoms(use_true_random=False))
 def test_segments_are_canonical(packs, rng):
     shuffled = [(record, rng.sample(located, len(located))) for record, located in packs]

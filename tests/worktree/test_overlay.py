@@ -153,6 +153,9 @@ def test_a_tree_with_changes_is_like_a_dict(db: State, made: Callable[[State], T
         assert dict(tree) == plain
         assert (len(tree), sorted(tree), bool(tree)) == (len(plain), sorted(plain), bool(plain))
         assert list(tree.ascending()) == sorted(plain.items())
+        asked = (b"", b"a", b"b", b"c/d", b"c", b"new", b"x", b"none")
+        assert [tree.get(p) for p in asked] == [plain.get(p) for p in asked]
+        assert [tree.get(p, 1) for p in asked] == [plain.get(p, 1) for p in asked]
         assert sorted(tree.inside(b"")) == sorted(p for p in plain if b"/" not in p)
         assert {*plain} >= {*tree.near([b"c/new"])} >= {p for p in plain if p.startswith(b"c/")}
         differ = [p for p in {*plain, *before} if plain.get(p) != before.get(p)]
