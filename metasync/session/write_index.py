@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HELD_BYTES_MAX: Final = 64 << 20  # of open segments in memory: those of 1,000,000 files; more lie in temporary files
 HELD_BYTES_LEAST: Final = 1 << 20  # what is smaller is worth no file: a tier has few such segments
-KEPT_BYTES_MAX: Final = 2 << 20  # of open segments from one operation to the next: those of 15,000 small pushes
+KEPT_BYTES_MAX: Final = 8 << 20  # of open segments from one operation to the next: those of 20,000 small pushes
 INLINE_BYTES_MAX: Final = 1024  # a segment of a small push: it stands in the root, and needs no object of its own
 NONE: Final[Mapping[bytes, Ref]] = {}
 EMPTY: Final[Mapping[bytes, Decoded]] = {}
@@ -232,7 +232,7 @@ class AgreedIndexes:
 
     def to_keep(self, root: IndexRoot) -> dict[bytes, Decoded]:
         """The segments of an index that were decoded, by digest, for the next session: the small ones, up to
-        `KEPT_BYTES_MAX` unpacked. With a large one each operation has to do more than to decode it."""
+        `KEPT_BYTES_MAX` unpacked. To decode one takes thrice that for a moment, which stays in the process."""
         decoded = {i.ref.hash: self._segments[i.ref.hash] for i in root.items if i.ref.hash in self._segments}
         kept, left = dict[bytes, Decoded](), KEPT_BYTES_MAX
         for digest, one in sorted(decoded.items(), key=lambda item: item[1].segment.held_bytes):
