@@ -34,6 +34,7 @@ APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite dat
 CACHE_KIB = 16 << 10  # pages of one transaction beyond it are written twice: rows and plan of 20,000 files fit
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes a damaged schema
+MEMORY: Final = ":memory:"  # SQLite's name of a database that is no file
 QUERY_IDS_MAX = 500  # placeholders in one statement; SQLite's own limit was 999 for most of its life
 
 _SCHEMA = """
@@ -165,6 +166,7 @@ class LocalDb(State):
         self._db = connection
         self._path = path
         self.is_copy = is_copy
+        self._place = None if is_copy or path == MEMORY else _place_of(path)
         self._lock = threading.RLock()
         self._depth = 0
         self._has_grown = False  # objects were cached by this process
@@ -179,7 +181,7 @@ class LocalDb(State):
         """
         name = str(path)
         with contextlib.suppress(OSError):  # whatever the umask: SQLite gives its other files the mode of this one
-            if name != ":memory:":
+            if name != MEMORY:
                 os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         is_copy = may_copy and is_read_only(name)
         try:
@@ -198,6 +200,10 @@ class LocalDb(State):
                 raise _unusable(name, e) from e
             raise
         return cls(db, name, is_copy=is_copy)
+
+    def has_moved(self) -> bool:
+        """Whether its path leads to another file by now, or to none: its folder was moved, or replaced."""
+        return self._place is not None and self._place != _place_of(self._path)
 
     def check(self) -> None:
         """Looks at every page and index of the file. `WorkspaceError` where one is damaged."""
@@ -436,6 +442,15 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {FORMAT}")
         db.execute("COMMIT")
+
+
+def _place_of(path: str) -> tuple[int, int]:
+    """The device and the inode of a file; zeros where it is not there."""
+    try:
+        st = os.stat(path)
+    except OSError:
+        return 0, 0
+    return st.st_dev, st.st_ino
 
 
 def is_of_full_disk(cause: BaseException) -> bool:

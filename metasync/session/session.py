@@ -455,6 +455,11 @@ class Operations:
         if not self.now:
             settings.refuse_paused(self.settings_path, what)
         with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree, c.guard.lending():
+            if c.db.has_moved():  # what is there is no folder of this local state: a push would give it to its devices
+                raise WorkspaceError(
+                    f"{c.directory} is not the folder that was opened: that was moved, or another took its place",
+                    next_step="Nothing was changed. Close this workspace, and open the folder anew where it lies now.",
+                )
             tree.rules = rules_of(tree, c.db)
             tree.sets_special = cache(lambda: settings.is_on(self.settings_path, "special-modes"))
             tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))

@@ -38,6 +38,10 @@ class SimDb(State):
     def close(self) -> None:
         """Nothing is open."""
 
+    def has_moved(self) -> bool:
+        """Nothing takes its place."""
+        return False
+
     def __enter__(self) -> SimDb:
         return self
 
