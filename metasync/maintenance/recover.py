@@ -149,19 +149,25 @@ def recover(
         opened = open_admin_key(s, held.ended, passphrase)  # before anything is changed
         if gone and not dry_run:
             rotation.check_kept(opened, new_passphrase)
+    left = content(s, held, lost)  # what cannot be read or told ends it here, before a backend that lives is retired
     if dry_run:
-        left = content(s, held, lost)
         new = restarted(s, left.agreed.config, held.ended, lost)
         return _report(s, held, left, new, w)
+    return _retire(s, known, held, left, w)
+
+
+def _retire(s: Session, known: State, held: Held, left: Left, w: _Wanted) -> RecoverReport:
+    """Ends the era on the backends that are left, and begins the new one. `left`: what is left of `held`."""
     s.listener(Phase("retire"))
-    found = s.runtime.run(end_era(m, s.group.enter, known, lost))
+    found = s.runtime.run(end_era(s.group.participant, s.group.enter, known, w.lost))
     if isinstance(found, EraRecord):
-        return _resumed(s, before, found, revoke)
-    return _begin(s, found, w)
+        return _resumed(s, w.before, found, w.revoke)
+    if (found.ended, found.carried) != (held.ended, held.carried):
+        left = content(s, found, w.lost)
+    return _begin(s, found, left, w)
 
 
-def _begin(s: Session, held: Held, w: _Wanted) -> RecoverReport:
-    left = content(s, held, w.lost)
+def _begin(s: Session, held: Held, left: Left, w: _Wanted) -> RecoverReport:
     opened, state = _keys_of(s, held, left.agreed.state, w.passphrase)
     agreed = left.agreed
     new = restarted(s, agreed.config, held.ended, w.lost)

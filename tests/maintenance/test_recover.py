@@ -271,6 +271,30 @@ def test_a_pack_is_not_lost_because_a_store_was_busy(lab: Lab, monkeypatch: pyte
     assert (report.lost_packs, report.missing) == (0, ())
 
 
+def test_nothing_is_retired_where_it_is_not_known_what_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart that fails has cost no backend its vote: the others were not lost after all, and all goes on."""
+    one, other = two_devices(lab)
+    lose(lab, "b", "c")
+    one, stat = lab.reopen(one), FolderBackend.stat
+
+    def busy(self: FolderBackend, path: str) -> int:
+        if "/packs/" in path:
+            raise BackendError("503: try again")
+        return stat(self, path)
+
+    with monkeypatch.context() as while_busy:
+        while_busy.setattr(FolderBackend, "stat", busy)
+        with pytest.raises(NoQuorumError, match="does not say which packs it holds"):
+            one.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    bring_back(lab, "b", "c")
+    write(other.directory, {"new": b"1"})
+    assert other.push().version
+    assert {b.name: b.condition for b in other.status().backends} == {"a": "ok", "b": "ok", "c": "ok"}
+    one = lab.reopen(one)
+    one.pull()
+    assert files(one.directory) == files(other.directory)
+
+
 def test_backends_can_be_added_afterwards(lab: Lab) -> None:
     one, _ = two_devices(lab)
     lose(lab, "b", "c")
