@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -19,6 +20,11 @@ from metasync.runtime.travelled import COUNTER
 from metasync.terminal import interrupt, text
 from metasync.terminal.bar import end_progress
 from metasync.terminal.console import Finish, Options, common, head_of
+
+_MANY_FILES: Final = ("clone", "pull", "push", "sync")
+_COLLECT_AFTER: Final = (20_000, 20, 10)
+"""`gc.set_threshold` for these: they make many small values that stay, and would look through them again and again for
+circles that are not there. What lives for days keeps Python's own, for the sake of its memory."""
 
 _PURPOSES: dict[str, dict[str, str]] = {
     "Everyday": {
@@ -164,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     COUNTER.begin()
     if argv is not None:
         sys.exit(_run(words, options, command))
+    if command in _MANY_FILES:
+        gc.set_threshold(*_COLLECT_AFTER)
     interrupt.end(_run_alone(words, options, command))
 
 

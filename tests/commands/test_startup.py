@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from workspace_kit import Lab, run_process, write
 
 from metasync import cli
+from metasync.terminal import interrupt
 
 LOADED = """
 import sys
@@ -122,3 +124,26 @@ def test_no_provider_and_no_sdk_is_loaded_before_a_backend_is_opened(tmp_path: P
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) & SDKS == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["push"], cli._COLLECT_AFTER),
+        (["-C", "docs", "pull", "--json"], cli._COLLECT_AFTER),
+        (["status"], gc.get_threshold()),
+        (["daemon", "run"], gc.get_threshold()),
+    ],
+)
+def test_what_makes_many_values_looks_through_them_seldom_and_what_lives_long_does_not(
+    words: list[str], wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen = gc.get_threshold(), list[tuple[int, int, int]]()
+    monkeypatch.setattr(sys, "argv", ["metasync", *words])
+    monkeypatch.setattr(cli, "_run_alone", lambda *_: seen.append(gc.get_threshold()))
+    monkeypatch.setattr(interrupt, "end", lambda _: None)
+    try:
+        cli.main()
+    finally:
+        gc.set_threshold(*before)
+    assert seen == [wanted]
