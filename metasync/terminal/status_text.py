@@ -86,7 +86,7 @@ def _step(s: Status, now_ns: int) -> list[str]:
             *([f"{sentence(changed)}."] if changed else []),
         ]
         lines.append(f"{sentence(s.problem)}.")
-        said_below = _is_stuck(s) and any(b.condition == "down" for b in s.backends)
+        said_below = _may_restart(s) and any(b.condition == "down" for b in s.backends)
         step = s.error.next_step if s.error is not None and not said_below else ""
         return lines + ([sentence(step)] if step else [])
     if s.newest > s.version:
@@ -105,6 +105,11 @@ def _step(s: Status, now_ns: int) -> list[str]:
 def _is_stuck(s: Status) -> bool:
     """Whether too few backends answer for a push."""
     return s.error is not None and s.error.exit_code == NoQuorumError.exit_code
+
+
+def _may_restart(s: Status) -> bool:
+    """Whether a restart helps if what is down is lost: not where a way is unknown, or nothing would be left."""
+    return _is_stuck(s) and s.error is not None and "metasync recover --without" in s.error.next_step
 
 
 def _next(step: str) -> str:
@@ -173,7 +178,8 @@ def _steps(s: Status, away: Sequence[BackendState]) -> list[str]:
         if stuck:
             lost = "metasync recover " + " ".join(f"--without {name}" for name in down)
         it = "if it is" if len(down) == 1 else "if they are" if stuck else "for one that is"
-        lines.append(f"Next: bring {names} back; {it} lost for good: {lost}")
+        if_lost = f"; {it} lost for good: {lost}" if not stuck or _may_restart(s) else ""
+        lines.append(f"Next: bring {names} back{if_lost}")
     if gone:
         lines.append(f"Next: metasync backend add URL --replace {gone[0]}")
     if not away and s.bad_copies:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from workspace_kit import Lab, write
 
+from metasync.errors import NoQuorumError
 from metasync.local.state_keys import AWAY_KEY
 from metasync.maintenance.holdings import Held, Holdings
 from metasync.reports.backends import BackendState, Status
@@ -57,6 +58,26 @@ def test_a_backend_that_is_down_is_told_with_what_it_means() -> None:
         "Next: bring b back; if it is lost for good: metasync backend add URL --replace b",
     ]
     assert s.short == 5
+
+
+@pytest.mark.parametrize(
+    ("step", "lines"),
+    [
+        (
+            "run again; if it is lost for good: metasync recover --without b",
+            ["Next: bring b back; if it is lost for good: metasync recover --without b"],
+        ),
+        (
+            "tell this device the way to them: metasync backend link NAME URL",
+            ["Tell this device the way to them: metasync backend link NAME URL", "Next: bring b back"],
+        ),
+    ],
+)
+def test_a_restart_is_named_only_where_it_would_help(step: str, lines: list[str]) -> None:
+    """A device that slept, and knows no way to the backends of today, would restart the workspace of all others."""
+    error = NoQuorumError("no quorum", next_step=step)
+    s = status(newest=None, problem="no quorum", error=error, backends=(state("a"), state("b", "down"), state("c")))
+    assert [line for line in said(s) if "b back" in line or "link" in line] == lines
 
 
 def test_packs_out_of_reach_are_not_called_safe() -> None:
