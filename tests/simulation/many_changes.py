@@ -23,10 +23,15 @@ BESIDE: Final = (
 )  # fmt: skip
 
 
-def make_changing_plan(seed: int) -> Plan:
-    """Three clients, each of which changes the backends between its pushes, while others push, collect and repair."""
+def make_changing_plan(seed: int, *, wipes: bool = True) -> Plan:
+    """Three clients, each of which changes the backends between its pushes, while others push, collect and repair.
+
+    Without `wipes` no backend is emptied. One that is may cut devices off for good, or keep a move from its end, so
+    that fewer changes come in a few seeds; without it `CHANGES_LEAST` come in each.
+    """
     rng = random.Random(f"changing {seed}")
-    drawn = {*rng.sample(TROUBLES, rng.randint(3, 7))}
+    troubles = TROUBLES if wipes else tuple(t for t in TROUBLES if t != "wipe")
+    drawn = {*rng.sample(troubles, rng.randint(3, 7))}
     features = (*sorted(drawn), "changing")
     backends = rng.choice((3, 3, 4, 5))
     changes = [CHANGES // 3 + (n < CHANGES % 3) for n in range(3)]
@@ -40,7 +45,9 @@ def make_changing_plan(seed: int) -> Plan:
         pounces = drawn_pounces(rng, 1.0, suspend="suspend" in drawn)
         # Who sleeps for months while backends come and go may be cut off for good, and then changes none.
         pounces = tuple(
-            replace(p, for_s=min(p.for_s, ASLEEP_S)) for p in pounces if p.kind != "wipe" or "wipe" not in drawn
+            replace(p, for_s=min(p.for_s, ASLEEP_S))
+            for p in pounces
+            if p.kind != "wipe" or (wipes and "wipe" not in drawn)
         )
     faults: list[Fault] = sorted((*early, *late), key=lambda f: f.at_s)
     return Plan(seed, backends, 2, tuple(clients), tuple(faults), pounces, features, spares=rng.randint(2, 3),

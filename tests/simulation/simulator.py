@@ -3,6 +3,7 @@
     --seeds 300 --first 1    so many seeds, from this one on
     --longer                 without it four plans in five are brief
     --changing               the backends are changed twenty times and more; without it this is done beside one in fifty
+    --unwiped                the same where no backend is emptied: a seed with fewer than twenty changes is a failure
     --replay FILE            the plans of a file instead, one JSON document per line
     --show SEED              one seed, with its trace (--show SEED --longer, --show SEED --changing)
     --mutants                for each broken rule: how many seeds until it is caught
@@ -29,8 +30,9 @@ from simulation import Outcome, Plan, Play, make_plan, mutants, mutants_agreed, 
 from simulation.many_changes import CHANGES_LEAST, make_changing_plan
 from simulation.shrink import decode_plan, encode_plan, shrunk
 
-Kind = Literal["mixed", "longer", "changing"]
-"""Of plans: brief ones and longer ones, longer ones alone, or those that change the backends again and again."""
+Kind = Literal["mixed", "longer", "changing", "unwiped"]
+"""Of plans: brief ones and longer ones, longer ones alone, or those that change the backends again and again, with
+backends that are emptied or without."""
 LONGER_EVERY: Final = 5  # seeds
 CHANGING_EVERY: Final = 50  # seeds of a batch, of which one has a changing plan beside its own
 SHRINK_RUNS: Final = 400
@@ -146,6 +148,8 @@ def plan_of(seed: int, kind: Kind = "mixed") -> Plan:
     """The plan of a seed in a batch: brief, but for one in a few seeds, so that both kinds take about as much time."""
     if kind == "changing":
         return make_changing_plan(seed)
+    if kind == "unwiped":
+        return make_changing_plan(seed, wipes=False)
     return make_plan(seed, brief=kind == "mixed" and seed % LONGER_EVERY != 0)
 
 
@@ -206,7 +210,8 @@ def report_failure(outcome: Outcome, keep: Path | None, kind: Kind) -> None:
     """Says all about a failing seed, after running it once more."""
     plan = plan_of(outcome.seed, kind)
     again = simulated(plan)
-    say(f"seed {outcome.seed}{' --changing' * (kind == 'changing')} FAILED: {outcome.failure}")
+    how = f" --{kind}" if kind in ("changing", "unwiped") else ""
+    say(f"seed {outcome.seed}{how} FAILED: {outcome.failure}")
     if (again.trace, again.failure) != (outcome.trace, outcome.failure):
         say(f"  NOT DETERMINISTIC: trace {outcome.trace}, then {again.trace}: {again.failure}")
         return
@@ -232,9 +237,11 @@ def show(plan: Plan) -> int:
 
 def run_batch(first: int, count: int, jobs: int, keep: Path | None, kind: Kind) -> int:
     """Seeds from `first` on; prints what came of them. 0: all is well."""
-    done, began = Batch(), time.monotonic()
+    done, few, began = Batch(), list[int](), time.monotonic()
     for of_kind, outcome in batch(range(first, first + count), jobs, kind):
         done.add(outcome)
+        if of_kind == "unwiped" and not outcome.counts["twenty changes in a row"]:
+            few.append(outcome.seed)
         if outcome.failure:
             report_failure(outcome, keep, of_kind)
     took = time.monotonic() - began
@@ -248,7 +255,9 @@ def run_batch(first: int, count: int, jobs: int, keep: Path | None, kind: Kind) 
         say(f"never seen: {', '.join(missing)}")
     if done.failures:
         say(f"FAILED: seeds {' '.join(str(o.seed) for o in sorted(done.failures, key=lambda o: o.seed))}")
-    return bool(done.failures) or (bool(missing) and count >= ALL_SEEN_FROM)
+    if few:
+        say(f"FEWER THAN {CHANGES_LEAST} CHANGES: seeds {' '.join(map(str, sorted(few)))}")
+    return bool(done.failures or few) or (bool(missing) and count >= ALL_SEEN_FROM)
 
 
 def replay(file: Path) -> int:
@@ -359,12 +368,13 @@ def main(words: Sequence[str] | None = None) -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--longer", action="store_true", help="no brief plans: without it four in five are")
     kinds.add_argument("--changing", action="store_true", help="plans that change the backends again and again")
+    kinds.add_argument("--unwiped", action="store_true", help="the same, and no backend is emptied")
     parser.add_argument("--replay", type=Path, help="file of plans to run instead")
     parser.add_argument("--show", type=int, help="one seed, with its trace")
     parser.add_argument("--mutants", nargs="*", help="broken rules to be caught: all, or these")
     parser.add_argument("--catches", type=int, default=1, help="so many times each, for the mean")
     asked = parser.parse_args(words)
-    kind: Kind = "longer" if asked.longer else "changing" if asked.changing else "mixed"
+    kind: Kind = "longer" if asked.longer else "changing" if asked.changing else "unwiped" if asked.unwiped else "mixed"
     if asked.show is not None:
         return show(plan_of(asked.show, kind))
     if asked.replay is not None:

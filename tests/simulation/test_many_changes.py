@@ -20,6 +20,32 @@ def test_twenty_changes_in_a_row(seed: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", first(1, (41, 21, 3)))
+def test_twenty_changes_in_each_seed_in_which_no_backend_is_emptied(seed: int) -> None:
+    """Also in those that have fewer where some are: 21 and 41."""
+    outcome = Play(make_changing_plan(seed, wipes=False)).run()
+    assert outcome.failure == ""
+    assert outcome.counts["mapping changed after a push"] >= CHANGES_LEAST
+
+
+def test_no_backend_is_emptied_in_unwiped_plans() -> None:
+    plans = [make_changing_plan(seed, wipes=False) for seed in range(50)]
+    assert not [1 for plan in plans for what in (*plan.faults, *plan.pounces) if what.kind == "wipe"]
+    assert {f.kind for plan in plans for f in plan.faults} >= {"outage", "lossy", "late", "full", "cut off", "corrupt"}
+    assert {p.kind for plan in plans for p in plan.pounces} >= {"crash", "suspend", "lonely"}
+
+
+@pytest.mark.long
+def test_too_few_changes_fail_a_batch_of_unwiped_plans(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = simulator.simulated
+    monkeypatch.setattr(simulator, "simulated", lambda _: real(make_plan(3, brief=True)))
+    assert simulator.main(["--seeds", "1", "--first", "7", "--jobs", "1", "--unwiped"]) == 1
+    assert "FEWER THAN 20 CHANGES: seeds 3" in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_changing_plans_have_all_that_is_to_meet() -> None:
     plans = [make_changing_plan(seed) for seed in range(200)]
     for plan in plans:
