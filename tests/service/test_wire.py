@@ -546,3 +546,15 @@ def test_nobody_looks_for_a_daemon_that_is_switched_off(monkeypatch: pytest.Monk
     monkeypatch.delenv("METASYNC_DAEMON")
     assert sockets.socket_path() == tmp_path / "metasync" / "daemon.sock"
     assert client.connect() is None
+
+
+def test_a_folder_that_cannot_be_made_names_a_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"in the way")
+    with pytest.raises(WorkspaceError, match="cannot be made: Not a directory") as told:
+        sockets.private_folder(tmp_path / "file" / "metasync")
+    assert "set XDG_STATE_HOME" in told.value.next_step
+    (tmp_path / "run" / alone.LOCK).mkdir(parents=True)
+    (tmp_path / "run").chmod(0o700)
+    with pytest.raises(WorkspaceError, match=r"lock in .* cannot be made: Is a directory") as told:
+        Alone(tmp_path / "run")
+    assert "set XDG_STATE_HOME" in told.value.next_step

@@ -59,7 +59,9 @@ class Alone:
         try:
             fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as e:
-            raise WorkspaceError(f"the daemon's lock in {self._folder} cannot be made: {e.strerror or e}") from e
+            raise WorkspaceError(
+                f"the daemon's lock in {self._folder} cannot be made: {e.strerror or e}", next_step=sockets.OTHER_FOLDER
+            ) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

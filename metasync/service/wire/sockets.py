@@ -20,6 +20,7 @@ from metasync.local.user_folders import run_folder
 
 FILE: Final = "daemon.sock"
 SWITCH: Final = "METASYNC_DAEMON"  # `off`: nobody looks for a daemon
+OTHER_FOLDER: Final = "Mend its rights, or set XDG_STATE_HOME and XDG_RUNTIME_DIR to folders that you may write."
 PATH_BYTES_MAX: Final = 100  # of an address: 108 on Linux, 104 on macOS, with their ends
 READ_BYTES: Final = 64 << 10
 LOOK_S: Final = 10.0  # between looks of the daemon at whether its socket is still there
@@ -58,7 +59,9 @@ def private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except OSError as e:
-        raise WorkspaceError(f"the daemon's folder {folder} cannot be made: {e.strerror or e}") from e
+        raise WorkspaceError(
+            f"the daemon's folder {folder} cannot be made: {e.strerror or e}", next_step=OTHER_FOLDER
+        ) from e
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise WorkspaceError(f"the daemon's folder {folder} is not yours", next_step="Remove it, or have it removed.")
     if found.st_mode & 0o077:
