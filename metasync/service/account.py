@@ -140,6 +140,12 @@ class Account:
                     self._lines[name] = replace(line, away=away, since_s=since_s if away else None)
         self.only("backend:", (told.of_backend(name, why, self._wall()) for name, why in reasons.items()))
 
+    @property
+    def away(self) -> frozenset[str]:
+        """The backends that do not answer, by what is told of them."""
+        with self._lock:
+            return self._problems.about("backend:")
+
     def broker(self, has_broker: bool, why: str) -> None:
         """Whether a broker tells of news now; `why` one is away that is set."""
         self.update(has_broker=has_broker)

@@ -9,6 +9,7 @@ ended.
 
 A hint has somebody asked soon: a watch of a backend, that backend; a broker, a quorum. A hint that comes during a look
 is not answered by it. While something tells of news by itself, looks are rare, and go to backends that nothing watches.
+While a backend is away each second look goes to it, five minutes apart at most: it is told that it is back.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Hearing:
         self._missed = 0  # looks in a row that no backend answered
         self._hints: set[str] = set()  # who told of news since the last look began
         self._tellers: set[Teller] = set()
+        self._away: frozenset[str] = frozenset()
         self.pauses = Pauses(draw)
         self.due = now
 
@@ -87,6 +89,12 @@ class Hearing:
             self._step = 0
         self._pushed_at = self._news_at = now
         self._plan(now)
+
+    def away(self, now: float, names: Collection[str]) -> None:
+        """These backends do not answer, as far as is known."""
+        if names and not self._away and not self.pauses.failures:
+            self.due = min(self.due, now + max(LATE_S, self._ask_s))
+        self._away = frozenset(names)
 
     def looked(self, now: float, *, news: bool, quorum: bool, missed: bool = False) -> None:
         """A look ended. `quorum`: a quorum was asked; `missed`: the one backend that was asked did not answer."""
@@ -131,9 +139,15 @@ class Hearing:
             self._hints |= hints - {first}  # each is asked what it knows: what it told of may be this device's own
             return first
         self._turn += 1
-        silent = sorted({*backends} - {*watched}) if self.is_covered else ()
-        from_these = silent or sorted(backends)
-        return from_these[self._turn % len(from_these)]
+        turn, away = self._turn, sorted(self._away & {*backends})
+        if away and turn % 2:
+            return away[turn // 2 % len(away)]
+        if away:
+            turn //= 2
+        there = {*backends} - {*away} or {*backends}
+        silent = there - {*watched} if self.is_covered else ()
+        from_these = sorted(silent or there)
+        return from_these[turn % len(from_these)]
 
     def _hinted_at(self, now: float) -> float:
         return max(now + HINT_S, self._asked_at + HINTS_EVERY_S, self.pauses.until)
@@ -151,6 +165,8 @@ class Hearing:
             wait_s = max(LATE_S, self._ask_s)
         else:
             wait_s = self._ask_s
+        if self._away:
+            wait_s = min(wait_s, max(LATE_S, self._ask_s))
         self.due = since + wait_s * (1 - JITTER + 2 * JITTER * self._draw())
 
 

@@ -278,6 +278,7 @@ class Keeper:
 
     def _next(self) -> float:
         with self._wakes:
+            self._hearing.away(self._clock(), self._account.away)
             due = self._batch.due(self._clock())
             self._knows_sizes = self._changes.estimate_at == math.inf
             sizes_at = max(self._changes.estimate_at, self._batch.pauses.until)

@@ -58,6 +58,10 @@ class Problems:
     def get(self, key: str) -> Problem | None:
         return self._by_key.get(key)
 
+    def about(self, prefix: str) -> frozenset[str]:
+        """What the problems are about whose keys begin so: the rest of their keys."""
+        return frozenset(key.removeprefix(prefix) for key in self._by_key if key.startswith(prefix))
+
     def drop(self, key: str) -> None:
         self._by_key.pop(key, None)
 

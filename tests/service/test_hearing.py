@@ -99,6 +99,50 @@ def test_news_are_looked_for_again_soon() -> None:
     assert h.due == 65.0
 
 
+@pytest.mark.parametrize("by", ["broker", "watch"])
+def test_a_backend_that_is_away_is_asked_each_second_time_and_sooner_where_looks_are_rare(by: Teller) -> None:
+    h, asked = Hearing(0.0, lambda: 0.5), []
+    h.looked(0.0, news=False, quorum=True)
+    h.covered(0.0, by, True)
+    assert h.due >= 600.0
+    h.away(1.0, {"two"})
+    began = h.due
+    for _ in range(8):
+        asked.append(h.whom(h.due, NAMES))
+        h.looked(h.due, news=False, quorum=False, missed=asked[-1] == "two")
+    assert (began, h.due) == (301.0, 301.0 + 8 * 300.0)
+    assert asked[::2] == ["two"] * 4 or asked[1::2] == ["two"] * 4
+    assert {*NAMES} == {*asked}, "and no other one is left out"
+    h.away(h.due, ())
+    h.looked(h.due, news=False, quorum=False)
+    assert h.due >= 301.0 + 8 * 300.0 + 600.0
+
+
+def test_a_pause_after_a_failure_is_not_cut_short_by_who_is_away() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.failed(0.0)
+    h.due = h.pauses.until = 3600.0
+    h.away(1.0, {"two"})
+    assert h.due == 3600.0
+
+
+def test_who_is_away_again_and_again_is_not_put_off() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    h.covered(0.0, "watch", True)
+    for now in range(0, 300, 10):
+        h.away(float(now), {"two"})
+    assert h.due == 300.0
+
+
+def test_one_that_is_away_and_is_none_of_those_asked_changes_no_turns() -> None:
+    h, other = Hearing(0.0, lambda: 0.5), Hearing(0.0, lambda: 0.5)
+    h.away(0.0, {"of another form"})
+    for one in (h, other):
+        one.looked(0.0, news=False, quorum=True)
+    assert [h.whom(1.0, NAMES) for _ in range(6)] == [other.whom(1.0, NAMES) for _ in range(6)]
+
+
 def test_a_hint_asks_a_quorum_soon_and_many_hints_do_so_once() -> None:
     h = Hearing(0.0, lambda: 0.5)
     h.looked(0.0, news=False, quorum=True)

@@ -350,6 +350,26 @@ def test_one_backend_away_is_told_and_passes(lab: Lab, w: Workspace, stage: Stag
     assert stage.kinds == [], "it was its turn to be asked"
 
 
+def test_a_backend_that_is_back_is_told_so_in_minutes_where_watches_make_looks_rare(
+    lab: Lab, w: Workspace, stage: Stage
+) -> None:
+    stage.settle()
+    lab.faults["one"].down = True
+    for n in range(20):
+        write(w.directory, {"x/3": b"changed %d" % n})
+        stage.settle()
+        if "backend" in stage.kinds:
+            break
+    stage.polls.begin("two")
+    stage.go_on(1000.0)
+    assert stage.kinds == ["backend"]
+    lab.faults["one"].down = False
+    stage.go_on(2 * 300.0)
+    assert stage.kinds == []
+    stage.go_on(300.0)
+    assert stage.keeper._hearing.due - stage.now > 1000.0, "looks are rare again"
+
+
 def test_a_guard_asks_and_does_what_the_user_allows_once(w: Workspace, stage: Stage) -> None:
     for name in ("x", "y"):
         shutil.rmtree(w.directory / name)
