@@ -88,7 +88,10 @@ class Hearing:
         if now - self._pushed_at >= SERIES_S:
             self._step = 0
         self._pushed_at = self._news_at = now
+        again_at = self.due
         self._plan(now)
+        if self.pauses.failures:
+            self.due = min(self.due, again_at)
 
     def away(self, now: float, names: Collection[str]) -> None:
         """These backends do not answer, as far as is known."""

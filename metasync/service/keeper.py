@@ -489,7 +489,7 @@ class Keeper:
     # hearing of others
 
     def _look(self, workspace: Workspace) -> None:
-        whom, has_news, missed = None, True, False
+        whom, has_news, missed = None, False, False
         try:
             with workspace._session("look") as s:
                 with self._wakes:

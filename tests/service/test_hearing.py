@@ -73,6 +73,20 @@ def test_each_push_of_a_series_has_looks_be_more_seldom() -> None:
     assert h.due == 1124.0 + 40.0, "and one comes soon where the series is over"
 
 
+def test_a_push_of_a_series_does_not_put_off_what_is_tried_again() -> None:
+    h = Hearing(0.0, lambda: 0.5)
+    h.looked(0.0, news=False, quorum=True)
+    for at in range(5):
+        h.pushed(1000.0 + 31.0 * at)
+        looks_after(h, 1000.0 + 31.0 * at, 1031.0 + 31.0 * at)
+    again_at = h.due
+    h.failed(1150.0)
+    assert h.due < again_at
+    again_at = h.due
+    h.pushed(1151.0)
+    assert h.due == again_at
+
+
 def test_a_push_that_comes_alone_has_looks_be_soon() -> None:
     h = Hearing(0.0, lambda: 0.5)
     h.looked(0.0, news=False, quorum=True)
