@@ -459,7 +459,7 @@ class _Collection:
             away = ", ".join(sorted(swept.away))
             notes = (*notes, f"not all may be gone on {away}: the rest goes with a `metasync gc` when all answer.")
         for name, why in swept.away.items():
-            s.listener(Notice(f"{name}: {why}", warning=True))
+            s.listener(Notice(f"{name}: {why.removeprefix(f'{name}: ')}", warning=True))
         return GcReport(
             version=None if self.dry_run else found.base.state.v,
             dry_run=self.dry_run,

@@ -471,7 +471,8 @@ def check_identity(name: str, backend: Backend, link: Link) -> None:
     now, then = backend.identity(), bytes.fromhex(link.identity)
     if now[:16] == then[:16] and now[16:] != then[16:]:
         raise UnreachableError(
-            f"{name}: what is at {link.url} is not the store that was linked (replaced, or a copy?)",
+            f"{name}: what is at {link.url} is not the store that was linked (replaced, or a copy? If it is the right"
+            f" one: metasync backend link {name} URL)",
             next_step=f"If it is right, run: metasync backend link {name} URL",
         )
 

@@ -15,6 +15,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, wipe, write
 from metasync.checkout import trash as replaced_module
 from metasync.consensus import State
 from metasync.errors import NoQuorumError
+from metasync.events import Notice
 from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.sync.push import _Push
@@ -231,6 +232,11 @@ def test_a_copy_mounted_in_its_place_is_not_the_backend(lab: Lab) -> None:
     assert pushes(w) == 3
     assert blamed(w) == {"b"}
     assert "not the store that was linked" in states(w)["b"]
+    assert "metasync backend link b URL" in states(w)["b"]
+    told: list[str] = []
+    w.on_event = lambda event: told.append(event.text) if isinstance(event, Notice) and event.warning else None
+    assert set(w.gc().away) == {"b"}
+    assert [text for text in told if text.startswith("b: what is at ")] and not any("b: b: " in text for text in told)
     w.link("b", f"file://{lab.store('b')}")  # the user says it is right
     assert blamed(lab.reopen(w)) == set()
 
