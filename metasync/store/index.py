@@ -488,6 +488,9 @@ class TrueIndex(Index):
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         return [(p, o) for p, o in super().find(object_id) if not self._is_untrue(p.id, object_id)]
 
+    def __contains__(self, object_id: bytes) -> bool:
+        return bool(self.find(object_id))
+
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         return [o for o in super().inside(record, blobs=blobs) if not self._is_untrue(record.id, o.id)]
 
