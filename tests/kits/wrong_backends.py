@@ -548,7 +548,7 @@ class HalfWritten(FolderBackend):
                 for start in range(0, len(data), 4096):
                     file.write(data[start : start + 4096])
                     file.flush()
-                    time.sleep(0.002)
+                    time.sleep(0.01)  # so that kills come in between on a busy machine as well
         except FileExistsError:
             return False
         return True

@@ -35,12 +35,14 @@ def pushed(lab: Lab) -> Workspace:
 
 
 def test_what_rests_goes_on_as_the_same_proposer(lab: Lab) -> None:
+    others = set(threading.enumerate())  # what other tests' workspaces still have is theirs
     w = pushed(lab)
     c = w._connections
     before = c.open()[1].participant.incarnation
+    assert "metasync-coordinator" in {t.name for t in set(threading.enumerate()) - others}
     assert c.rest(UnderWay())
     assert c._runtime is None
-    assert "metasync-coordinator" not in {t.name for t in threading.enumerate() if t is not threading.main_thread()}
+    assert "metasync-coordinator" not in {t.name for t in set(threading.enumerate()) - others}
     write(w.directory, {"f": b"after a rest"})
     assert w.push().version == 2
     assert c.open()[1].participant.incarnation == before
