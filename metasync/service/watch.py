@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from metasync.session.folder import STATE_DIR
+from metasync.worktree.disk import Disk
 from metasync.worktree.names import STATE_NAME
+from metasync.worktree.tree import holds_workspace
 
 BUFFER_BYTES: Final = 256 << 10
 HEADER: Final = struct.Struct("iIII")  # wd, mask, cookie, length of the name
@@ -237,7 +239,11 @@ class InotifyWatch:
 
     def _take_dir(self, above: _Dir, name: bytes, mask: int) -> None:
         known = above.below.get(name)
-        if mask & self._went:
+        if name == STATE_NAME:  # that of a workspace inside: from now on it is one of its own, or is none any more
+            self._cover_from([above])
+            self._hears.tree(above.path)
+            self._tell_short()
+        elif mask & self._went:
             if known is not None:
                 self._drop(known)
         elif mask & self._came or known is None or known.wd < 0:  # its rights may have changed: it is looked into again
@@ -251,7 +257,16 @@ class InotifyWatch:
 
     def _is_another(self, node: _Dir) -> bool:
         """Whether a directory is a workspace of its own."""
-        return node.above is not None and os.path.isdir(os.path.join(self._top, node.path, STATE_NAME))
+        if node.above is None:
+            return False
+        disk = Disk()
+        with contextlib.suppress(OSError):
+            fd = disk.open_top(os.path.join(self._top, node.path))
+            try:
+                return holds_workspace(disk, fd)
+            finally:
+                disk.close(fd)
+        return False
 
     def _hear_cookie(self, name: bytes) -> None:
         with self._cookie:
@@ -289,13 +304,13 @@ class InotifyWatch:
                 names = _directories(full)
             except OSError:
                 names = []
-            if path and STATE_NAME in names:
-                names = []  # a workspace of its own
+            if STATE_NAME in names and self._is_another(node):
+                names = []
             for gone in node.below.keys() - set(names):
                 self._drop(node.below[gone])
             for name in names:
                 child = path + b"/" + name if path else name
-                if child == STATE_NAME or self._leaves_out(child):
+                if name == STATE_NAME or self._leaves_out(child):
                     if name in node.below:
                         self._drop(node.below[name])
                     continue

@@ -60,9 +60,10 @@ from metasync.local.state_keys import (
     json_codec,
     local_value,
 )
+from metasync.worktree.names import STATE_DB, STATE_NAME
 
-STATE_DIR: Final = ".metasync"
-DB_FILE: Final = "state.db"
+STATE_DIR: Final = STATE_NAME.decode()
+DB_FILE: Final = STATE_DB.decode()
 BEFORE: Final = "before"  # in STATE_DIR: the one that was lost, where this one was made in its place
 CARRIED_OVER: Final = ("replaced", "bases")  # of it, for they hold bytes of the user's
 NAME_CHARS_MAX: Final = 100

@@ -55,7 +55,7 @@ from metasync.worktree.names import (
 )
 from metasync.worktree.overlay import IndexEntries, Tree
 from metasync.worktree.pending_reads import Unread, UnreadHere
-from metasync.worktree.tree import WorkTree
+from metasync.worktree.tree import WorkTree, holds_workspace
 
 if TYPE_CHECKING:
     from metasync.worktree.ignore import Names
@@ -306,7 +306,7 @@ class _Walker:
         if self.seen >= self.tell_at:
             self.tell_at = self.seen + LOOKED_EVERY
             work.looked(self.seen)
-        if path and (_has(names, STATE_NAME) or (way is Way.THROUGH and work.disk.look(STATE_NAME, fd) is not None)):
+        if path and (way is Way.THROUGH or _has(names, STATE_NAME)) and holds_workspace(work.disk, fd):
             raise _Nested
         has_rules = _has(names, IGNORE_NAME) if way is not Way.THROUGH else path in found.rules.remembered
         rules = found.rules.names(path, has_file=has_rules)
@@ -388,7 +388,7 @@ class _Walker:
     def is_left_out(self, here: _Listed, child: bytes, name: bytes) -> bool:
         """Whether an odd name is left out of the tree."""
         why = why_not_taken(os.fsdecode(name), here.rules is None)
-        if why and why is not HAS_RULES and why is not NESTED:
+        if why and why is not HAS_RULES and (why is not NESTED or here.path):
             self.leave(here, child, why, self.data if self.path == child else b"")
         return bool(why) and why is not HAS_RULES
 

@@ -326,13 +326,14 @@ def _twins(fresh: Iterable[bytes], tree: Collection[bytes], ascending: bool) -> 
 
 
 STATE_NAME: Final = b".metasync"
+STATE_DB: Final = b"state.db"  # in it: by this a folder is known as a workspace
 IGNORE_NAME: Final = b".metasyncignore"
 OWN_PREFIX: Final = b"~$metasync."  # our temporaries on other file systems: no rule takes them in
 DEFAULT_NAMES: Final = frozenset({".DS_Store", "Thumbs.db"})  # what systems drop into every folder
 DEFAULT_PREFIX: Final = "~$"  # lock files of office programs
 ENCODING: Final = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode, at a third of its cost
 
-NESTED: Final = "its own state"
+NESTED: Final = "its name is kept for the state of a workspace"
 HAS_RULES: Final = "the rules for the names beside it"
 IGNORED: Final = "ignored"
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from metasync.errors import WorkspaceError
 from metasync.objects.model import SPECIAL, split
 from metasync.worktree.disk import COPY_BYTES, CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk, dress
-from metasync.worktree.names import ANY, STATE_NAME, Rules
+from metasync.worktree.names import ANY, STATE_DB, STATE_NAME, Rules
 
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
 
@@ -91,6 +91,24 @@ class DirTree:
         below = path + b"/" if path else b""
         for known in [p for p in self._dirs if p == path or p.startswith(below)]:
             self.disk.close(self._dirs.pop(known)[0])
+
+
+def holds_workspace(disk: Disk, fd: int) -> bool:
+    """Whether a directory is a workspace: one whose `.metasync` holds a local state, or may not be looked into.
+
+    OSError: it cannot be told. Any other file or directory of that name makes no workspace.
+    """
+    try:
+        with disk.opened(STATE_NAME, DIR_FLAGS, fd) as state_fd:
+            return disk.look(STATE_DB, state_fd) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        return True
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # a symlink, on some systems
+            return False
+        raise
 
 
 class WorkTree(DirTree):

@@ -92,6 +92,17 @@ def some_rules(rng: random.Random, inside: Path) -> None:
     (inside / os.fsdecode(RULES)).write_bytes(b"\n".join(rng.sample(PATTERNS, rng.randint(0, 3))))
 
 
+def some_state(rng: random.Random, at: Path) -> None:
+    """The state of a workspace inside, or something else of its name, which makes no workspace."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        at.write_bytes(b"a file")
+        return
+    at.mkdir()
+    if kind > 1:
+        (at / "state.db").touch()
+
+
 def edit(rng: random.Random, root: Path, rules: float = 0.0) -> None:
     """One change somewhere."""
     places = [Path(d) for d, _, _ in os.walk(root) if ".metasync" not in Path(d).parts]
@@ -103,8 +114,8 @@ def edit(rng: random.Random, root: Path, rules: float = 0.0) -> None:
         kind = 1
     if rng.random() < rules:
         some_rules(rng, inside)
-    elif rng.random() < rules / 5 and inside != root:
-        (inside / ".metasync").mkdir(exist_ok=True)
+    elif rng.random() < rules / 4 and not os.path.lexists(inside / ".metasync"):
+        some_state(rng, inside / ".metasync")
     elif kind == 0 or at is None:
         new = inside / rng.choice([*NAMES, "new", "c"])
         if not os.path.lexists(new):

@@ -166,12 +166,50 @@ def test_what_is_ours_and_what_is_ignored_is_not_watched(work: Settled, watched:
     (work.root / "ignored" / "deep" / "x").write_bytes(b"x")
     assert told(watched, heard) == Hints()
     (work.root / "inner" / ".metasync").mkdir(parents=True)
+    (work.root / "inner" / ".metasync" / "state.db").touch()
     (work.root / "inner" / "deep").mkdir()
     watched.renew()
     heard.until(lambda: heard.times_all == 2)
     told(watched, heard)
     (work.root / "inner" / "deep" / "x").write_bytes(b"x")
     assert told(watched, heard) == Hints()
+
+
+def test_beside_what_is_called_as_a_state_and_is_none_all_is_watched(
+    work: Settled, watched: InotifyWatch, heard: Heard
+) -> None:
+    for name in ("a", "b"):
+        (work.root / name / "deep").mkdir(parents=True)
+    (work.root / "a" / ".metasync").mkdir()
+    (work.root / "b" / ".metasync").touch()
+    watched.renew()
+    heard.until(lambda: heard.times_all == 2)
+    told(watched, heard)
+    for name in ("a", "b"):
+        (work.root / name / "deep" / "x").write_bytes(b"x")
+    assert told(watched, heard) == Hints({b"a/deep", b"b/deep"})
+    (work.root / "a" / "new").mkdir()
+    assert told(watched, heard) == Hints({b"a"}, {b"a/new"})
+    (work.root / "a" / ".metasync" / "x").write_bytes(b"not taken in, so not watched")
+    assert told(watched, heard) == Hints()
+
+
+def test_a_workspace_inside_that_is_none_any_more_is_watched(
+    work: Settled, watched: InotifyWatch, heard: Heard, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state.db").touch()
+    (work.root / "inner" / "deep").mkdir(parents=True)
+    told(watched, heard)
+    state.rename(work.root / "inner" / ".metasync")  # as MetaSync makes it
+    assert told(watched, heard) == Hints(trees={b"inner"})
+    (work.root / "inner" / "deep" / "x").write_bytes(b"x")
+    assert told(watched, heard) == Hints()
+    shutil.rmtree(work.root / "inner" / ".metasync")
+    assert told(watched, heard) == Hints(trees={b"inner"})
+    (work.root / "inner" / "deep" / "x").write_bytes(b"xx")
+    assert told(watched, heard) == Hints({b"inner/deep"})
 
 
 def test_an_overflow_makes_everything_dirty_and_finds_what_came_unheard(

@@ -414,6 +414,22 @@ def test_ignored_files_stay_at_home(lab: Lab) -> None:
     assert not (c.directory / ".DS_Store").exists()
 
 
+def test_beside_a_file_called_as_the_state_all_goes_to_the_others(lab: Lab) -> None:
+    w, c = pair(lab)
+    write(w.directory, {"nd/f": b"x", "nd/.metasync": b"no state"})
+    r = w.push()
+    assert r.changes.added == (b"nd/f",)
+    assert [s.path for s in r.skipped] == [b"nd/.metasync"]
+    c.pull()
+    assert (c.directory / "nd" / "f").read_bytes() == b"x"
+    assert not (c.directory / "nd" / ".metasync").exists()
+    (c.directory / "nd" / "f").unlink()
+    (c.directory / "nd").rmdir()
+    c.push()
+    w.pull()
+    assert [p.name for p in (w.directory / "nd").iterdir()] == [".metasync"]
+
+
 def test_everything_deleted_and_made_anew(lab: Lab) -> None:
     import shutil
 

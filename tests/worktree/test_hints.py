@@ -6,11 +6,12 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from effort import first
 from walk_kit import ROOT, RULES, Settled, both, edit, is_same, some_tree
-from workdir import ingest, write
+from workdir import DIR, ingest, write
 
 from metasync.local.state_keys import RULES_KEY, TREE_KEY
 from metasync.worktree import index
@@ -226,11 +227,18 @@ def test_rule_files_on_the_way_count(broad: Settled) -> None:
 
 @pytest.mark.long
 def test_a_workspace_of_its_own_on_the_way_is_left_alone(broad: Settled) -> None:
-    (broad.root / "04" / ".metasync").mkdir()
-    write(broad.root, {b"04/03/new": b"new"})
+    write(broad.root, {b"04/.metasync": DIR, b"04/.metasync/state.db": b"", b"04/03/new": b"new"})
     whole, found = both(broad, Hints({b"04/03"}))
     is_same(whole, found)
     assert not changed(found.tree)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("odd", [b"a file", DIR], ids=["file", "directory"])
+def test_a_directory_with_something_called_as_a_state_on_the_way_is_gone_through(broad: Settled, odd: Any) -> None:
+    write(broad.root, {b"04/.metasync": odd, b"04/03/new": b"new"})
+    found = scan(by_hints(broad, Hints({b"04/03"})), ingest)
+    assert list(changed(found.tree)) == [b"04/03/new"]
 
 
 @pytest.mark.long

@@ -84,7 +84,7 @@ class Reference:
 
     def list(self, path: bytes) -> None:
         names = sorted(os.listdir(os.path.join(self.root, path)))
-        if path and b".metasync" in names:
+        if path and os.path.exists(os.path.join(self.root, path, b".metasync", b"state.db")):
             del self.tree[path]
             self.leave_out(path)
             return
@@ -94,7 +94,9 @@ class Reference:
         ruling = Ruling({d: parse(text) for d, text in self.texts.items()})
         for name in names:
             child, at = os.path.join(path, name), os.path.join(self.root, path, name)
-            if child == b".metasync":
+            if name == b".metasync":
+                if path:
+                    self.leave_out(child)
                 continue
             st = os.lstat(at)
             if ruling.ignores(child, stat.S_ISDIR(st.st_mode)):

@@ -530,13 +530,56 @@ def test_deleted_and_newly_ignored_keeps_the_entry(work: Workspace) -> None:
 
 def test_a_workspace_inside_is_left_alone(work: Workspace) -> None:
     agreed(work)
-    work.at(b"d/.metasync").mkdir()
+    write(work.root, {b"d/.metasync": DIR, b"d/.metasync/state.db": b""})
     work.at(b"d/b.txt").unlink()
-    write(work.root, {b"other/.metasync": DIR, b"other/x": b"x"})
+    write(work.root, {b"other/.metasync": DIR, b"other/.metasync/state.db": b"", b"other/x": b"x"})
     found = work.scan()
     assert found.tree == entries(TREE)
     assert found.skipped == [Noted(b"d", "a workspace of its own"), Noted(b"other", "a workspace of its own")]
     assert found.deleted == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {b".metasync": b"a file"},
+        {b".metasync": Link(b"../.metasync")},
+        {b".metasync": Link(b"nowhere")},
+        {b".metasync": DIR},
+        {b".metasync": DIR, b".metasync/device.key": b"of a state that was lost"},
+        {b".metasync": DIR, b".metasync/d": DIR, b".metasync/d/state.db": b""},
+    ],
+    ids=["file", "link to a state", "dangling link", "empty", "without state.db", "state.db deeper"],
+)
+def test_what_is_called_as_a_state_and_is_none_is_left_out_alone(work: Workspace, odd: dict[bytes, Any]) -> None:
+    """All beside it is taken in, a deletion too; it itself is not, nor what is in it."""
+    agreed(work)
+    work.at(b".metasync/state.db").touch()  # so that the link above leads to a state
+    work.at(b"d/b.txt").unlink()
+    write(work.root, {b"d/" + name: what for name, what in odd.items()} | {b"d/new": b"new"})
+    write(work.root, {b"other": DIR} | {b"other/" + name: what for name, what in odd.items()} | {b"other/x": b"x"})
+    found = work.scan()
+    assert set(found.tree) == {*TREE, b"d/new", b"other", b"other/x"} - {b"d/b.txt"}
+    assert found.deleted == [b"d/b.txt"]
+    why = "its name is kept for the state of a workspace"
+    assert found.skipped == [Noted(b"d/.metasync", why), Noted(b"other/.metasync", why)]
+
+
+def test_a_state_that_may_not_be_looked_into_is_one(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed(work)
+    write(work.root, {b"d/.metasync": DIR, b"d/new": b"new"})
+    inside = os.stat(work.at(b"d/.metasync")).st_ino
+    look = QuietDisk.look
+
+    def refused(disk: Any, name: bytes, dir_fd: int) -> Any:
+        if os.fstat(dir_fd).st_ino == inside:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return look(disk, name, dir_fd)
+
+    monkeypatch.setattr(QuietDisk, "look", refused)
+    found = work.scan()
+    assert found.tree == entries(TREE)
+    assert found.skipped == [Noted(b"d", "a workspace of its own")]
 
 
 NASTY = [b".MetaSync", b".METASYNC", b".metasync ", b".metasync.", b"METASY~1", b"metasy~12", b".metasync::$DATA"]
