@@ -172,11 +172,12 @@ class Insider:
 
     def _minority(self, grip: Grip, names: Sequence[str], config: Config) -> list[str]:
         """So many backends as may be away, always the same ones, also where one of them is out of reach now."""
-        few = {a.acceptor_id for _, a in config.acceptors}.intersection(self._few)
+        spared = config.n - config.quorum  # none, where of three that voted one does no more
+        few = [a.acceptor_id for _, a in config.acceptors if a.acceptor_id in self._few][:spared]
         others = [a for a in map(grip.acceptor_of, names) if a not in few]
-        more = others[: max(config.n - config.quorum - len(few), 0)]
+        more = others[: spared - len(few)]
         self._few += more
-        return [name for name in names if grip.acceptor_of(name) in few.union(more)]
+        return [name for name in names if grip.acceptor_of(name) in {*few, *more}]
 
     # what it writes
 
