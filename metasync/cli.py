@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -187,6 +188,15 @@ def _run_alone(words: list[str], options: Options, command: str) -> int:
     return code
 
 
+def _has_clock() -> bool:
+    """Whether the time can be read: nanoseconds since 1970 in 63 bits, or Python gives none."""
+    try:
+        time.time_ns()
+    except OverflowError:
+        return False
+    return True
+
+
 def _interrupted(options: Options, command: str) -> int:
     if sys.stderr.isatty():
         end_progress()
@@ -230,6 +240,9 @@ def _run(words: list[str], options: Options, command: str) -> int:
             "Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
         )
     except Exception as e:  # noqa: BLE001 - whatever it is, its user gets a message and scripts their document
+        if isinstance(e, OverflowError) and not _has_clock():
+            message = "the clock of this machine stands so far out (after the year 2262, say) that it cannot be read"
+            return _fail(options, command, 1, "WorkspaceError", message, "Set the clock, and run again.")
         return _fail(
             options,
             command,

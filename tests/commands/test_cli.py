@@ -722,3 +722,28 @@ def test_importing_metasync_loads_no_sdk() -> None:
 def test_modules_the_tests_patch_are_the_real_ones() -> None:
     assert metasync.workspace.Workspace is Workspace
     assert Path(cli.__file__).name == "cli.py"
+
+
+@pytest.mark.parametrize("command", ["log", "status", "push"])
+def test_a_clock_that_nobody_can_read_is_named(ready: Lab, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def far_out() -> Any:
+        raise OverflowError("timestamp too large to convert to C _PyTime_t")
+
+    monkeypatch.setattr(time, "time", far_out)
+    monkeypatch.setattr(time, "time_ns", far_out)
+    ran, told = ready.cli(command), ready.cli(command, "--json")
+    monkeypatch.undo()
+    assert (ran.code, told.code) == (1, 1)
+    assert "clock of this machine" in ran.err and "MetaSync's own" not in ran.err
+    assert ran.err.endswith("Set the clock, and run again.\n")
+    assert json.loads(told.out)["error"]["kind"] == "WorkspaceError"
+
+
+def test_an_overflow_of_our_own_beside_a_clock_that_goes_is_told_as_that(
+    ready: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OverflowError("int too large to convert")
+
+    monkeypatch.setattr(Workspace, "open", broken)
+    assert "an error of MetaSync's own: OverflowError" in ready.cli("log").err
