@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Repaired,
         ScrubLook,
         ScrubReport,
+        Unmade,
         Untrue,
     )
     from metasync.reports.history import (
@@ -156,6 +157,7 @@ __all__ = [
     "TightBackend",
     "Together",
     "Trailing",
+    "Unmade",
     "Untrue",
     "Wiped",
     "Withdrawal",

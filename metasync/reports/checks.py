@@ -49,6 +49,17 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmade:
+    """A backend that did not take copies that were to be made there again, how many, and why; `is_full`: for lack of
+    room."""
+
+    backend: str
+    copies: int
+    why: str
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired:
     """What `check` made whole.
 
@@ -60,6 +71,7 @@ class Repaired:
             has and that no such path needs
     waits   packs that a backend which is away may still have: nothing is given up before it was asked
     left_out  whose packs are in the index again, as older versions need them
+    unmade  where copies could not be made, by the name of the backend
     """
 
     found: tuple[CheckProblem, ...] = ()
@@ -72,6 +84,7 @@ class Repaired:
     waits: int = 0
     untrue: tuple[Untrue, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    unmade: tuple[Unmade, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

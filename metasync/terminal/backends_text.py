@@ -212,14 +212,22 @@ def check(r: CheckReport, *, read_data: bool, verbose: bool = False) -> list[str
 
 
 def _next(r: CheckReport, read_data: bool) -> list[str]:
-    """The step that makes whole what a check has found wrong with packs; none after a repair, or for who is away."""
+    """The step that makes whole what a check has found wrong with packs; after a repair only where it lacked room."""
     others = sorted({p.backend for p in r.meta_problems if p.problem.startswith(REPLACED)})
     wrong = [p for p in r.problems if not p.problem.startswith(AWAY) and (r.lost or p.backend not in others)]
     lines = [f"Next: metasync backend add URL --replace {name}" for name in others[:1]]  # one after the other
-    if r.repaired is not None or not (r.untrue or wrong):
+    if r.repaired is not None:
+        return lines + _more_room(r.repaired)
+    if not (r.untrue or wrong):
         return lines
     where = WHERE_MISSING if r.lost else ""
     return [*lines, f"Next: metasync check --repair{' --read-data' if read_data else ''}{where}"]
+
+
+def _more_room(r: Repaired) -> list[str]:
+    """The step after a repair that lacked room for copies."""
+    full = ", ".join(u.backend for u in r.unmade if u.is_full)
+    return [f"Next: free space on {full}, or add a backend; then metasync check --repair"] * bool(full)
 
 
 def _untrue(u: Untrue) -> str:
@@ -246,6 +254,7 @@ def scrub(r: ScrubReport, *, verbose: bool = False) -> list[str]:
     elif not any(b.how == "away" for b in r.backends):
         lines.append("All is listed, as often as promised.")
     asked = f"; {count(r.asked, 'pack')} {'was' if r.asked == 1 else 'were'} asked for" if r.asked else ""
+    lines += _more_room(done) if done is not None else []
     return [f"Looked at version {r.version}{asked}.", *lines]
 
 
@@ -262,6 +271,7 @@ def _repaired(r: Repaired, *, verbose: bool) -> list[str]:
     lines = []
     if r.copies:
         lines.append(f"Made {count(r.copies, 'copy', 'copies')} again, {size(r.copied_bytes)}.")
+    lines += [f"{u.backend}: {count(u.copies, 'copy', 'copies')} could not be made there: {u.why}" for u in r.unmade]
     for one in r.left_out:
         packs = f"{count(one.packs, 'pack')} that version {one.version}, which {one.device} wrote, had left out"
         lines.append(f"Put back into the index: {packs}.")

@@ -411,7 +411,7 @@ def test_a_listing_that_left_something_wrong_serves_nobody(lab: Lab, monkeypatch
     w = pushed(lab)
     other = lab.clone(lab.urls(*NAMES))
     lab.objects("a", "packs")[0].unlink()
-    monkeypatch.setattr(mend, "_mend", lambda *_: (0, 0, set()))  # it cannot be mended now
+    monkeypatch.setattr(mend, "_mend", lambda *_: mend._Made())  # it cannot be mended now
     assert w.scrub().problems
     monkeypatch.undo()
     assert hows(other.scrub())["a"] == "listed"

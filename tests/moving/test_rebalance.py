@@ -599,5 +599,5 @@ def test_a_repair_leaves_out_a_backend_on_which_a_copy_counts_no_more(lab: Lab) 
         ids = [b.backend_id for b in s.config.backends]
         record, gone = next((p, i) for p in index.packs().values() for i in ids if not places.ids(i, p.name))
         found = mend.Finding(record, places.primary(record.name), (gone,), is_sure=True)
-        assert mend._mend(s, [found]) == (0, 0, set())
+        assert mend._mend(s, [found]) == mend._Made()
     all_is_in_place(lab, w)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from metasync.reports.backends import BackendChange, Moving, RebalanceReport
-from metasync.reports.checks import CheckProblem, CheckReport, Repaired
-from metasync.terminal.backends_text import PACKS_NAMED, check, losses, rebalance
+from metasync.reports.checks import CheckProblem, CheckReport, Repaired, ScrubReport, Unmade
+from metasync.terminal.backends_text import PACKS_NAMED, check, losses, rebalance, scrub
 
 DOWN = "cannot be reached: the folder is not there"
 
@@ -47,6 +47,22 @@ def test_the_next_step_is_told_where_it_makes_something_whole() -> None:
     assert last(DOWN) == "Everything can still be read. Some packs have too few copies.", "it waits to be answered"
     assert not last("missing", repaired=Repaired()).startswith("Next")
     assert check(CheckReport(1, 1, 1, 0, ()), read_data=False)[-1] == "All is there, as often as promised."
+
+
+def test_a_repair_says_where_copies_could_not_be_made_and_what_to_do() -> None:
+    unmade = (Unmade("a", 2, "1 KiB is free there", is_full=True), Unmade("c", 1, "no answer", is_full=False))
+    step = "Next: free space on a, or add a backend; then metasync check --repair"
+    for told in (
+        check(CheckReport(1, 1, 1, 0, (), short=1, repaired=Repaired(unmade=unmade)), read_data=False),
+        scrub(ScrubReport(1, (), 0, 0, short=1, repaired=Repaired(unmade=unmade))),
+    ):
+        assert told[1:3] == [
+            "a: 2 copies could not be made there: 1 KiB is free there",
+            "c: 1 copy could not be made there: no answer",
+        ]
+        assert told[-1] == step
+    report = CheckReport(1, 1, 1, 0, (), short=1, repaired=Repaired(unmade=unmade[1:]))
+    assert not any(line.startswith("Next") for line in check(report, read_data=False))
 
 
 @pytest.mark.parametrize("why", ["replaced: its birth is another", "emptied or replaced: no birth", "rolled back"])

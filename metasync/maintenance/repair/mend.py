@@ -9,23 +9,24 @@ Nothing is deleted here, so two devices may repair the same at once: the same by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from metasync.errors import WorkspaceError
+from metasync.errors import FullError, WorkspaceError
 from metasync.events import Phase, Progress
 from metasync.maintenance.repair.give_back import give_back, name_in_index
 from metasync.maintenance.repair.lost_paths import gone_files
 from metasync.maintenance.repair.needs import Needs
 from metasync.maintenance.repair.untrue_rows import NO_ROWS, UntrueRows
-from metasync.reports.checks import Repaired
+from metasync.reports.checks import Repaired, Unmade
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import space
 from metasync.session.session import Agreed, Session
 from metasync.store.index import PackId, PackRecord
 from metasync.store.moves import Places
+from metasync.transfer.copies import Transfer
 from metasync.transfer.moving import bring
 
 PACKS_MENDED_AT_ONCE: Final = 4  # each held in memory
@@ -59,10 +60,10 @@ def repair(
     """
     s.listener(Phase("repair"))
     space.begin_asking(s, agreed.index)()
-    copies, copied, altered = _mend(s, [f for f in found if f.good and f.bad])
-    none = [f for f in found if not f.good or f.record.id in altered]
+    made = _mend(s, [f for f in found if f.good and f.bad])
+    none = [f for f in found if not f.good or f.record.id in made.altered]
     lost, away = [f.record for f in none], sum(not f.is_sure for f in none)
-    out = Repaired(copies=copies, copied_bytes=copied, waits=away)
+    out = Repaired(copies=made.copies, copied_bytes=made.size_bytes, waits=away, unmade=made.unmade)
     lost = lost if not away else []
     if not lost and not nowhere and not untrue:
         return out, agreed
@@ -85,9 +86,19 @@ def repair(
 # ---- copies from other copies
 
 
-def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
-    """-> how many copies were made again, the bytes of them, and the packs of which no copy was right after all."""
+class _Made(NamedTuple):
+    """How many copies were made again, the bytes of them, the packs of which no copy was right after all, and where
+    copies could not be made."""
+
+    copies: int = 0
+    size_bytes: int = 0
+    altered: Set[PackId] = frozenset()
+    unmade: tuple[Unmade, ...] = ()
+
+
+def _mend(s: Session, found: Sequence[Finding]) -> _Made:
     t, copies, copied, altered = s.transfer, 0, 0, set[PackId]()
+    lacking: dict[str, list[str]] = {}  # by backend: why a copy is not there, once for each
     places = Places(s.config, s.previous)
     running: dict[Future[Any], Finding] = {}
     todo = iter(found)
@@ -101,10 +112,19 @@ def _mend(s: Session, found: Sequence[Finding]) -> tuple[int, int, set[PackId]]:
             if len(running) >= PACKS_MENDED_AT_ONCE:
                 break
         if not running:
-            return copies, copied, altered
+            return _Made(copies, copied, altered, tuple(_unmade(t, n, why) for n, why in sorted(lacking.items())))
         for future in s.runtime.wait(running):
             f, brought = running.pop(future), future.result()
             copies += len(brought.sent)
             copied += f.record.size * len(brought.sent)
             altered |= {f.record.id} if brought.is_lost else set()
+            for name, why in brought.lacking.items() if not brought.is_lost else ():
+                lacking.setdefault(name, []).append(why)
             s.listener(Progress("copies", copies, None, "copies"))
+
+
+def _unmade(t: Transfer, name: str, why: Sequence[str]) -> Unmade:
+    """What to tell of a backend on which copies are lacking: its error says the most."""
+    error = t.down.get(name)
+    text = error.message if error is not None else why[0]
+    return Unmade(name, len(why), text.removeprefix(f"{name}: "), isinstance(error, FullError))

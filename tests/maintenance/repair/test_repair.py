@@ -14,6 +14,8 @@ from metasync.maintenance.repair import give_back
 from metasync.maintenance.repair.lost_paths import Found
 from metasync.reports.checks import Repaired
 from metasync.session import agreement
+from metasync.testing.quota import Quota
+from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
 
@@ -201,3 +203,21 @@ def test_a_file_that_nobody_has_blocks_nothing_else(lab: Lab) -> None:
     w.push()
     tablet.pull()
     assert tree_of(Path(tablet.directory)) == tree_of(Path(w.directory))
+
+
+def test_where_there_is_no_room_for_a_copy_is_told_with_the_reason(lab: Lab) -> None:
+    w = pushed_often(lab)
+    lost = packs(lab, "b")
+    for path in lost:
+        path.unlink()
+    w.close()
+    lab.quotas["b"] = Quota(sum(p.stat().st_size for p in lab.store("b").rglob("*") if p.is_file()) + 1_000)
+    lab.faults.pop("b")
+    report = lab.keep(Workspace.open(w.directory)).check(repair=True)
+    assert report.repaired is not None and report.repaired.copies == 0
+    (unmade,) = report.repaired.unmade
+    assert (unmade.backend, unmade.copies, unmade.is_full) == ("b", len(lost), True)
+    assert "free" in unmade.why and not unmade.why.startswith("b:")
+    lab.quotas["b"].limit_bytes = 1 << 40
+    report = lab.reopen(w).check(repair=True)
+    assert report.repaired is not None and report.repaired.copies == len(lost) and report.repaired.unmade == ()

@@ -64,9 +64,9 @@ class Steps:
     def _load(self, state: Any) -> Any:
         return SimpleNamespace(state=state, index=self._index())
 
-    def _mend(self, _: Any, found: Sequence[mend.Finding]) -> tuple[int, int, set[Any]]:
+    def _mend(self, _: Any, found: Sequence[mend.Finding]) -> mend._Made:
         self.mended += [int(f.record.name) for f in found]
-        return len(found), 100 * len(found), set()
+        return mend._Made(len(found), 100 * len(found))
 
     def _give_back(self, _: Any, __: Any, lost: Sequence[Any], *, are_all_heard: bool, **_more: Any) -> give_back.Given:
         self.lost.append([int(p.name) for p in lost])
@@ -160,7 +160,7 @@ def test_copies_go_where_the_backends_of_now_hold_the_pack_and_few_at_once(monke
         finding(2, [C], [A, B], is_sure=False),
         finding(3, [C], [A])._replace(by_bytes=True),
     ]
-    assert mend._mend(s, found) == (4, 400, {(0, b"3")})
+    assert mend._mend(s, found) == (4, 400, {(0, b"3")}, ())
     both = [(A, (b"x",)), (B, (b"x",))]
     assert asked == {b"1": ([(A, (b"old", b"new"))], True), b"2": (both, False), b"3": (both[:1], True)}
     assert read == [b"3"], "the digest of a copy that was read and found wrong says nothing"
