@@ -11,7 +11,7 @@ from contextlib import suppress
 from metasync.checkout.dirmodes import DirModes, down_to
 from metasync.checkout.displace import Displaced, Left
 from metasync.checkout.plan import LEFT, Applied, Change, Plan
-from metasync.checkout.room import FULL, no_room
+from metasync.checkout.room import FULL, lacks_inodes, no_room
 from metasync.checkout.staging import Stage
 from metasync.local.state import State
 from metasync.objects.model import Kind, split
@@ -301,9 +301,10 @@ class Placer:
         except OSError as e:
             if e.errno not in FULL:
                 raise
+            is_out = lacks_inodes(self.disk, above)
             with suppress(FileNotFoundError):
                 self.disk.unlink(side + b".part", above)
-            raise Left(no_room(change.new.size if change.new is not None else 0)) from e
+            raise Left(no_room(change.new.size if change.new is not None else 0, is_out=is_out)) from e
         self.disk.rename(side + b".part", above, side, above)  # over one that an ended run left, the same bytes
         self.staged[i] = self.disk.lstat(side, above)
         self.put(i, change, side, above, name, above)

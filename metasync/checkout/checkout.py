@@ -43,7 +43,7 @@ from metasync.checkout.plan import (
     not_as_agreed,
     unfit,
 )
-from metasync.checkout.room import FULL, RESERVE_BYTES, full, no_room, waiting, with_room, without_room
+from metasync.checkout.room import FULL, RESERVE_BYTES, full, lacks_inodes, no_room, waiting, with_room, without_room
 from metasync.checkout.staging import (
     TMP,
     Leftovers,
@@ -376,7 +376,8 @@ class Checkout:
                 break
             given += sizes[i]
             out.append(i)
-        self._drop({i: no_room(sizes[i]) for i in out})
+        is_out = lacks_inodes(self.disk, self.tree.state_dir())
+        self._drop({i: no_room(sizes[i], is_out=is_out) for i in out})
 
     def leave_out(self, why: Mapping[bytes, str]) -> None:
         """Leaves these files of those that are to be delivered unplaced, each for a reason."""

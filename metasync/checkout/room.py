@@ -19,6 +19,7 @@ from metasync.local.state import State
 from metasync.local.state_keys import NO_ROOM
 from metasync.runtime.sizes import DISK_MARGIN_BYTES, SMALL_FILE_BYTES
 from metasync.worktree.bases import make_room
+from metasync.worktree.disk import Disk
 from metasync.worktree.tree import WorkTree
 
 LARGE_FILE_BYTES = 1 << 30  # where all is needed, a smaller file that has no room means that the disk is full
@@ -37,14 +38,22 @@ def is_too_large(size: int, free: int) -> bool:
     return size > free and size >= LARGE_FILE_BYTES
 
 
-def no_room(size: int) -> str:
-    """Why a file of so many bytes is unplaced."""
-    return f"{NO_ROOM} for its {size:,} bytes"
+def no_room(size: int, *, is_out: bool = False) -> str:
+    """Why a file of so many bytes is unplaced. `is_out`: its disk `lacks_inodes`."""
+    return f"{NO_ROOM} for its {size:,} bytes" + (": the disk has no inodes left" if is_out else "")
+
+
+def lacks_inodes(disk: Disk, fd: int) -> bool:
+    """Whether a file system that is full is so for want of inodes: it has bytes left, and no place for another file."""
+    with suppress(OSError):
+        # Where inodes are made of free space (XFS), both run out at once: then it is space that is to be freed.
+        return not disk.has_inodes(fd) and disk.free_bytes(fd) >= RESERVE_BYTES
+    return False
 
 
 def size_waiting(reason: str) -> int | None:
     """How many bytes a file has that is unplaced for this reason; None where it does not wait for room."""
-    number = reason.removeprefix(NO_ROOM).removeprefix(" for its ").removesuffix(" bytes").replace(",", "")
+    number = reason.removeprefix(NO_ROOM).removeprefix(" for its ").partition(" bytes")[0].replace(",", "")
     if not reason.startswith(NO_ROOM):
         return None
     return int(number) if number.isascii() and number.isdecimal() else 0
@@ -86,11 +95,13 @@ def too_little(tree: WorkTree, needed: int, free: int) -> WorkspaceError:
 
 def full(tree: WorkTree, needed: int) -> WorkspaceError:
     """The error for files that a disk did not take, whatever it said before."""
+    if lacks_inodes(tree.disk, tree.state_dir()):
+        return _of_full_disk(f"The disk of {os.fsdecode(tree.root)} has no inodes left.", "Delete some files there")
     return _of_full_disk(f"The disk of {os.fsdecode(tree.root)} is full: the new files need {needed:,} bytes in all.")
 
 
-def _of_full_disk(message: str) -> WorkspaceError:
-    error = WorkspaceError(message, next_step="Free some space and run again: nothing was changed.")
+def _of_full_disk(message: str, step: str = "Free some space") -> WorkspaceError:
+    error = WorkspaceError(message, next_step=f"{step} and run again: nothing was changed.")
     error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # by which a full disk is told from other faults
     return error
 

@@ -298,6 +298,11 @@ class Disk:
         """Space left for this user."""
         return free_bytes(fd)
 
+    def has_inodes(self, fd: int) -> bool:
+        """Whether the file system has room for another name, as far as it counts these."""
+        st = os.statvfs(fd)
+        return st.f_favail > 0 or st.f_files == 0
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 

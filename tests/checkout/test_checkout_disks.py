@@ -44,7 +44,7 @@ from workdir import (
 )
 
 from metasync.checkout.checkout import Change, Checkout
-from metasync.checkout.room import LARGE_FILE_BYTES
+from metasync.checkout.room import LARGE_FILE_BYTES, RESERVE_BYTES, size_waiting
 from metasync.errors import WorkspaceError
 from metasync.local.state_keys import PLAN_KEY
 from metasync.worktree import disk as fsio
@@ -457,3 +457,68 @@ def test_a_full_disk_that_is_mounted_inside_the_tree(tmp_path: Path) -> None:
         assert applied.unplaced == [(b"wide/a", "no room for its 5 bytes")]
         assert read(work.root) == full({**new, b"wide/a": b"old a"})
         assert_settled(work, new)
+
+
+class NoInodes(QuietDisk):
+    """A disk that takes no file more, whatever its size."""
+
+    is_out = False
+    left = RESERVE_BYTES
+
+    def open(self, name: bytes, flags: int, dir_fd: int, mode: int = 0o600) -> int:
+        if self.is_out and flags & os.O_CREAT and flags & os.O_EXCL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().open(name, flags, dir_fd, mode)
+
+    def has_inodes(self, fd: int) -> bool:
+        return not self.is_out
+
+    def free_bytes(self, fd: int) -> int:
+        return self.left if self.is_out else 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        (RESERVE_BYTES, "no room for its 5 bytes: the disk has no inodes left"),
+        (RESERVE_BYTES - 1, "no room for its 5 bytes"),  # where inodes are made of free space
+    ],
+)
+def test_a_disk_without_inodes_is_told_as_that(tmp_path: Path, left: int, why: str) -> None:
+    disk = NoInodes()
+    with Workspace(tmp_path, disk) as work:
+        agreed(work, {})
+        checkout = Checkout(work.db, work.tree)
+        assert checkout.begin([Change(b"f", entry(b"five!"), None)]) == [b"f"]
+        disk.is_out, disk.left = True, left
+        checkout.stage_whole(b"f", b"five!")
+        assert checkout.apply().unplaced == [(b"f", why)]
+        assert size_waiting(why) == 5, "by which the daemon knows what fits"
+
+
+def test_a_disk_without_inodes_stops_what_may_not_wait_with_the_step(tmp_path: Path) -> None:
+    disk = NoInodes()
+    with Workspace(tmp_path, disk) as work:
+        checkout = Checkout(work.db, work.tree)
+        assert checkout.begin([Change(b"f", entry(b"five!"), None)], needed=None) == [b"f"]
+        disk.is_out = True
+        with pytest.raises(WorkspaceError, match="has no inodes left") as e:
+            checkout.stage_whole(b"f", b"five!")
+        assert e.value.next_step == "Delete some files there and run again: nothing was changed."
+
+
+@needs_proc
+def test_a_disk_inside_the_tree_without_inodes_is_told_as_that(tmp_path: Path) -> None:
+    class Out(Mounted):
+        def open(self, name: bytes, flags: int, dir_fd: int, mode: int = 0o600) -> int:
+            if name.endswith(b".part") and flags & os.O_CREAT:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().open(name, flags, dir_fd, mode)
+
+        def has_inodes(self, fd: int) -> bool:
+            return not self.side(fd)
+
+    with Workspace(tmp_path, Out()) as work:
+        agreed(work, {b"wide": DIR})
+        applied = work.check_out({b"wide": DIR, b"wide/a": b"new a"})
+        assert applied.unplaced == [(b"wide/a", "no room for its 5 bytes: the disk has no inodes left")]

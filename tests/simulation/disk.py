@@ -429,6 +429,9 @@ class SimDisk(Disk):
         self._step()
         return FREE_BYTES
 
+    def has_inodes(self, fd: int) -> bool:
+        return True
+
     def sleep(self, seconds: float) -> None:
         self._step()
         boot = self._boot
