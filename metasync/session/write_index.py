@@ -325,24 +325,13 @@ class AgreedIndexes:
 
         `root` and `segments` are the index of `base`; full tiers are merged, and small ones stand in the root. Yields
         a function that waits and returns the new names, the root's last. Segments wait in a spool, so that no two are
-        in memory. `may_ride`: what is small need not be stored, for the version's log entries carry it. Then nothing
-        is merged: an object would be stored for that alone, and the next version that needs one merges them all.
+        in memory. `may_ride`: what is small need not be stored, for the version's log entries carry it.
         """
         spool = Spool()
         fresh = dict(_unstored(spool, segment) for segment in new)
         if not fresh:
             yield Stored
             return
-        may_ride = may_ride and len(root.before) < pack_index.ROOTS_MAX  # a version that a hint names may keep an index
-        if may_ride and _may_ride(base, fresh):
-            added = [_inside(item, base, spool.get(place)) for item, place in fresh.items()]
-            data = pack_index.encode_root(pack_index.root_after(pack_index.Ref(*base.index), added))
-            if len(data) <= RIDING_BYTES_MAX:
-                ref, riding = self._runtime.run(self._group.name_root(base, data, generation=base.gen))
-                self._db.put_objects([(ref.hash, META_KIND, data)])
-                yield lambda: Stored([ref], riding)
-                return
-
         items = [*root.items, *fresh]
         while crowd := crowded(IndexRoot(tuple(items))):
             merged = [
@@ -360,6 +349,15 @@ class AgreedIndexes:
             )
         inside = {item: _inside(item, base, spool.get(p)) for item, p in fresh.items() if item.size <= INLINE_BYTES_MAX}
         apart = {item: place for item, place in fresh.items() if item not in inside}
+
+        may_ride = may_ride and len(root.before) < pack_index.ROOTS_MAX  # a version that a hint names may keep an index
+        if may_ride and _may_ride(base, [*root.items, *inside], items):
+            data = pack_index.encode_root(pack_index.root_after(pack_index.Ref(*base.index), [*inside.values()]))
+            if len(data) <= RIDING_BYTES_MAX:
+                ref, riding = self._runtime.run(self._group.name_root(base, data, generation=base.gen))
+                self._db.put_objects([(ref.hash, META_KIND, data)])
+                yield lambda: Stored([ref], riding)
+                return
 
         def make_root(refs: Sequence[Ref]) -> bytes:
             stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(apart, refs, strict=True)}
@@ -389,11 +387,12 @@ class Stored(list[Ref]):
         self.riding = riding
 
 
-def _may_ride(base: State, new: Iterable[RootItem]) -> bool:
-    """Whether the index of the version after `base` may be in its log alone (consensus.md, rule 1.14). `new`: what is
-    new in it."""
-    small = all(item.size <= INLINE_BYTES_MAX for item in new)
-    return small and base.index != NOTHING and not hint_is_due(base.v + 1)
+def _may_ride(base: State, joined: Sequence[RootItem], items: Sequence[RootItem]) -> bool:
+    """Whether the index of the version after `base` may be in its log alone (consensus.md, rule 1.14).
+
+    `joined`: what its base lists, and the new segments that can stand in a root; `items`: all that it lists.
+    """
+    return joined == items and base.index != NOTHING and not hint_is_due(base.v + 1)
 
 
 def root_at_hand(db: LocalDb, digest: bytes) -> IndexRoot | None:
@@ -443,13 +442,12 @@ def _if_there(task: Task) -> Task:
 
 
 TIER_SEGMENTS_MAX = 8
-SMALL_SEGMENTS_MAX = 3  # of the lowest tier, where an object is stored anyway: a root would have those small ones in it
 MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
 
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
     """Merges segments, the oldest first, into one. `final`: nothing older remains, so tombstones are dropped."""
-    from metasync.store.collection import combined  # one push in sixteen merges
+    from metasync.store.collection import combined  # one push in nine merges
 
     dead = {t for s in segments for t in s.tombstones}
     tags = {tag: data for s in segments for tag, data in s.tags}
@@ -465,7 +463,7 @@ def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
     for item in root.items:
         tiers.setdefault(item.tier, []).append(item)
     for tier in sorted(tiers):
-        items, most = tiers[tier], TIER_SEGMENTS_MAX if tier else SMALL_SEGMENTS_MAX
-        if len(items) > most and sum(i.size for i in items) <= MERGED_BYTES_MAX:
+        items = tiers[tier]
+        if len(items) > TIER_SEGMENTS_MAX and sum(i.size for i in items) <= MERGED_BYTES_MAX:
             return tuple(items)
     return ()

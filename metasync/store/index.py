@@ -1,9 +1,8 @@
 """The pack index: which object lies where in which pack (format.md, section 6; consensus.md, rule 6.2).
 
 The index is a root that lists immutable segments. A push adds one segment for its packs. Segments lie in size tiers of
-at most `TIER_SEGMENTS_MAX`; whoever would add one more merges the tier in the same commit, or leaves it to the next
-push whose index does not ride in the log. So a push writes as much as it changes, and a reader loads a number of
-segments that grows with the logarithm of the index.
+at most `TIER_SEGMENTS_MAX`; whoever would add one more merges the tier in the same commit. So a push writes as much as
+it changes, and a reader loads a number of segments that grows with the logarithm of the index.
 
 The index is a multimap: an object may lie in several packs. A pack leaves it by a tombstone in a newer segment.
 """

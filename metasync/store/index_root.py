@@ -16,7 +16,7 @@ from metasync.objects.model import ID_BYTES
 
 FORMAT = 1
 INLINE_TAG = 1  # of a root's entry: the bytes of the segment, whose SHA-256 is its name then
-TIER_BYTES_BASE = 2 << 10  # sixteen pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
+TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
 AFTER_TAG = 1  # of a root: the root that it goes on from, whose segments stand before its own
 ROOTS_MAX = 16  # that go on from one another

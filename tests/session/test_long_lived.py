@@ -232,7 +232,7 @@ def test_a_push_decodes_what_the_last_one_added_to_the_index(lab: Lab, monkeypat
 def test_the_index_of_a_long_history_is_not_decoded_by_each_push(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a few megabytes: to decode it each time takes longer than the rest of a push, and more memory."""
     w = pushed(lab)
-    for n in range(1, 5):  # version 4 merges, and 5 opens that
+    for n in range(1, 5):
         write(w.directory, {f"file {n} {i}": b"%d" % i for i in range(50 * (n == 3) + 1)})
         w.push()
     sizes = {digest: one.segment.held_bytes for digest, one in w._connections.segments.items()}
@@ -252,9 +252,6 @@ def test_no_more_of_an_index_is_kept_between_operations_than_is_allowed(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = pushed(lab)
-    for n in range(3):  # version 4 merges
-        write(w.directory, {"f": b"a small push %d" % n})
-        w.push()
     write(w.directory, {f"file {n}": b"%d" % n for n in range(40)})
     w.push()
     write(w.directory, {"f": b"a small push"})
@@ -271,4 +268,4 @@ def test_no_more_of_an_index_is_kept_between_operations_than_is_allowed(
     assert kept
     assert sizes[2] not in kept, "the largest goes first"
     write(w.directory, {"f": b"and another"})
-    assert w.push().version == 8
+    assert w.push().version == 5

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from workspace_kit import Lab, tree_of, write
@@ -58,27 +56,6 @@ def test_what_is_small_has_no_object(one: Workspace, lab: Lab) -> None:
     assert root is not None
     assert decode_root(root).after == state.index
     assert len(decode_root(root).items) == 1, "the new segment alone"
-
-
-def test_small_pushes_store_nothing_of_an_index_until_hints_name_a_version(
-    one: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That one merges what its root would have in it: of sixteen pushes one stores two objects."""
-    stored: list[tuple[int, int]] = []
-    real = Group.put_index
-
-    def put(self: Group, base: State, leaves: Iterable[Any], *more: Any, **options: Any) -> Task:
-        parts = list(leaves)
-        stored.append((base.v + 1, len(parts)))
-        return real(self, base, parts, *more, **options)
-
-    monkeypatch.setattr(Group, "put_index", put)
-    while state_of(one).v < 32:
-        pushed(one, state_of(one).v)
-    assert [v for v, _ in stored if v > 4] == [8, 16, 32]
-    assert stored[-1] == (32, 1), "one segment, and the root"
-    root = decode_root(one._db.get_object(state_of(one).index.hash) or b"")
-    assert sum(item.inline is not None for item in root.items) <= write_index.SMALL_SEGMENTS_MAX
 
 
 @pytest.mark.long
