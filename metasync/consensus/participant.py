@@ -147,10 +147,8 @@ class Participant:
         # Findings.
         self.standings: dict[str, Standing] = {}  # by a backend's agreed name
         self.evidence: list[tuple[str, str]] = []  # (backend, what it did): for the local state, and for people
-        self.void_values: dict[
-            tuple[bytes, int], str
-        ] = {}  # (device, version) -> why a value of its counts for nobody;
-        # a `Word` where it may be the backends that are wrong
+        # (device, version) -> why a value of its counts for nobody; a `Word` where the backends may be wrong.
+        self.void_values: dict[tuple[bytes, int], str] = {}
         self.doubted: set[tuple[bytes, bytes]] = (
             set()
         )  # (device, state): words of other histories that nothing bears out

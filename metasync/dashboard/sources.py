@@ -18,9 +18,10 @@ from metasync.errors import MetaSyncError, WorkspaceError
 from metasync.events import Event, Phase, Progress, Transferred
 from metasync.local.state_keys import NO_ROOM
 from metasync.reports.backends import Status
-from metasync.reports.service import COPIES, Activity, DaemonState, Doing, Line, Problem, WorkspaceState
+from metasync.reports.service import Activity, DaemonState, Doing, Line, Problem, WorkspaceState
 from metasync.service import client
 from metasync.service.client import Client
+from metasync.service.problems import of_copies
 from metasync.workspace import Workspace
 
 Tell = Callable[[WorkspaceState], None]
@@ -266,12 +267,7 @@ def problems(s: Status, before: tuple[Problem, ...], now: float) -> tuple[Proble
             out.append(problem(f"backend {b.name}", "backend", f"{b.name}: {b.state}", "See Storage."))
         elif b.warning:
             out.append(problem(f"space {b.name}", "space", b.warning, "See Storage."))
-    for c in s.bad_copies:
-        what = "a copy is" if c.packs == 1 else f"{c.packs:,} copies are"
-        text = f"{c.backend}: {what} altered or gone there"
-        step = "A push makes it good from other copies, or `metasync check --repair`."
-        since[f"{COPIES}{c.backend}"] = (c.since_ns or 0) / 1e9
-        out.append(problem(f"{COPIES}{c.backend}", "damage", text, step))
+    out += [of_copies(c, None, now) for c in s.bad_copies]
     for e in s.evidence:
         out.append(problem(f"fork {e.backend}", "fork", f"{e.backend} is not to be trusted: {e.what}", "See Storage."))
     out += [problem(f"folder {n}", "folder", text, "") for n, text in enumerate(s.warnings)]
