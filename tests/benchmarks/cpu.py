@@ -3,6 +3,7 @@
     python tests/benchmarks/cpu.py [--load kernel] [--tree PATH] [--runs 3] [--syscalls] [--out FILE]
     python tests/benchmarks/cpu.py --commit REVISION     beside that commit; exits 1 where a figure grew by a fifth
     python tests/benchmarks/cpu.py --against FILE        the same, beside figures that were written down
+    python tests/benchmarks/cpu.py --cores               each step on one core and on all, by the clock
 
 CPU seconds are the median of the runs, of plain processes; beside a commit, runs of one and the other take turns.
 Requests and round trips come from a pass of its own, in which every call on a store takes `DELAY_S` longer: calls that
@@ -229,6 +230,39 @@ def measure(tree: Path, scratch: Path, envs: Sequence[dict[str, str]], runs: int
     return out
 
 
+def on_cores(tree: Path, scratch: Path, env: dict[str, str], runs: int) -> dict[str, tuple[float, float, float]]:
+    """Wall seconds of each step on one core and on all, and how many times as fast all are; medians, run by run.
+
+    Only this machine's own folders answer: no server takes a part of the second core.
+    """
+    every = os.sched_getaffinity(0)
+    walls: dict[str, list[tuple[float, float]]] = {step: [] for step in STEPS}
+    try:
+        for turn in range(runs):
+            found: dict[int, Figures] = {}
+            for count in sorted((1, len(every)), reverse=turn % 2 == 1):
+                os.sched_setaffinity(0, sorted(every)[:count])
+                with tempfile.TemporaryDirectory(dir=scratch) as work:
+                    found[count] = cpu_pass(tree, Path(work), env)
+            for step in STEPS:
+                walls[step].append((found[1][step]["wall_s"], found[len(every)][step]["wall_s"]))
+    finally:
+        os.sched_setaffinity(0, every)
+    return {
+        step: (
+            statistics.median(one for one, _ in pairs),
+            statistics.median(many for _, many in pairs),
+            statistics.median(one / many for one, many in pairs),
+        )
+        for step, pairs in walls.items()
+    }
+
+
+def cores_table(rows: dict[str, tuple[float, float, float]]) -> str:
+    lines = ["| step | one core, s | all cores, s | times as fast |", "| --- | ---: | ---: | ---: |"]
+    return "\n".join([*lines, *(f"| {step} | {a:.2f} | {b:.2f} | {r:.2f} |" for step, (a, b, r) in rows.items())])
+
+
 @contextlib.contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
     """That commit's files, in a folder that goes again."""
@@ -256,6 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     parser.add_argument("--commit", metavar="REVISION", help="measure that commit beside this tree")
     parser.add_argument("--against", type=Path, help="figures of an earlier run")
+    parser.add_argument("--cores", action="store_true", help="one core and all cores, taking turns, and nothing else")
     parser.add_argument("--work", type=Path, default=workloads.default_work(), help="trees stay, the rest is deleted")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -269,6 +304,10 @@ def main() -> None:
         for place in places:  # compiled beforehand, both alike: the first run is not to pay for it
             subprocess.run([sys.executable, "-m", "compileall", "-q", str(place / "metasync")], check=True)
         envs = [{**env, "PYTHONPATH": str(place)} for place in places]
+        if options.cores:
+            print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}; {tree.name}\n")
+            print(cores_table(on_cores(tree, scratch, envs[0], options.runs)))
+            return
         figures, *others = measure(tree, scratch, envs, options.runs, options.syscalls)
     before = dict(zip([options.commit], others, strict=False))
     if options.against:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,21 @@ def test_it_runs_and_compares_with_a_run_before(tmp_path: Path) -> None:
     worse = subprocess.run([*argv, "--against", str(out)], check=False, timeout=120, capture_output=True, text=True)
     assert worse.returncode == 1
     assert "push: requests is" in worse.stderr
+
+
+def test_cores_are_compared_run_by_run_and_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = os.sched_getaffinity(0)
+    held: list[int] = []
+
+    def a_pass(*_: object) -> cpu.Figures:
+        held.append(len(os.sched_getaffinity(0)))
+        wall_s = 3.0 + len(held) if held[-1] == 1 else 2.0
+        return {step: {"wall_s": wall_s} for step in cpu.STEPS}
+
+    monkeypatch.setattr(cpu, "cpu_pass", a_pass)
+    rows = cpu.on_cores(tmp_path, tmp_path, {}, 3)
+    assert os.sched_getaffinity(0) == every
+    if len(every) > 1:
+        assert held == [1, len(every), len(every), 1, 1, len(every)]
+        assert rows["push"] == (7.0, 2.0, 3.5)
+        assert "| push | 7.00 | 2.00 | 3.50 |" in cpu.cores_table(rows)
