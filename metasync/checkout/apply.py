@@ -17,7 +17,7 @@ from metasync.local.state import State
 from metasync.objects.model import Kind, split
 from metasync.worktree.case import Presence, twin_here
 from metasync.worktree.disk import NO_LINKS, check_path
-from metasync.worktree.index import is_unchanged, rows_at, same_file, same_stat
+from metasync.worktree.index import is_unchanged, mtime_of, rows_at, same_file, same_stat
 from metasync.worktree.merge_walk import Noted
 from metasync.worktree.names import is_spelling
 from metasync.worktree.tree import WorkTree, failed
@@ -56,7 +56,7 @@ def _is_half_touched(tree: WorkTree, change: Change, st: os.stat_result) -> bool
         return False
     return (
         (st.st_ino, st.st_dev, st.st_size) == (expected.ino, expected.dev, expected.size)
-        and st.st_mtime_ns in (expected.mtime_ns, new.mtime_ns)
+        and mtime_of(st) in (expected.mtime_ns, new.mtime_ns)
         and stat_.S_IFMT(st.st_mode) == stat_.S_IFMT(expected.mode)
         and stat_.S_IMODE(st.st_mode) in (stat_.S_IMODE(expected.mode), tree.mode_of(new.mode, expected.mode))
     )

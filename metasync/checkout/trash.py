@@ -17,6 +17,7 @@ from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, REPLACED_
 from metasync.merge.copies import UNNAMED, Origin, conflict_name
 from metasync.objects.model import split
 from metasync.worktree.disk import READ_FLAGS
+from metasync.worktree.index import mtime_of
 from metasync.worktree.tree import WorkTree
 
 QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened before; ten minutes after the last write
@@ -147,7 +148,7 @@ class _Settling:
         """What the file holds now; read only if it was not since its last change. None: it can't be told."""
         if stat_.S_ISLNK(st.st_mode):
             return self.disk.readlink(name, self.directory)
-        if record.hashed and (record.hashed_mtime_ns, record.hashed_ctime_ns) == (st.st_mtime_ns, st.st_ctime_ns):
+        if record.hashed and (record.hashed_mtime_ns, record.hashed_ctime_ns) == (mtime_of(st), st.st_ctime_ns):
             return record.hashed
         try:
             with self.disk.opened(name, READ_FLAGS, self.directory) as fd:
@@ -159,7 +160,7 @@ class _Settling:
         if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) != (st.st_mtime_ns, st.st_ctime_ns, st.st_size):
             return None  # someone writes: not quiet after all
         self.hashed.append(
-            record._replace(hashed=content, hashed_mtime_ns=st.st_mtime_ns, hashed_ctime_ns=st.st_ctime_ns)
+            record._replace(hashed=content, hashed_mtime_ns=mtime_of(st), hashed_ctime_ns=st.st_ctime_ns)
         )
         return content
 

@@ -37,7 +37,7 @@ from metasync.sync.fetch import ChangedMeanwhile, deliver
 from metasync.sync.pull import ROUNDS_MAX
 from metasync.sync.scanned import noted, summary
 from metasync.worktree.disk import READ_FLAGS
-from metasync.worktree.index import Row, is_unchanged, load_rows, row_of
+from metasync.worktree.index import Row, is_unchanged, load_rows, mtime_of, row_of
 from metasync.worktree.merge_walk import walk_folder
 from metasync.worktree.scan import Scan, scan, store_scan
 
@@ -139,14 +139,14 @@ def take_in(s: Session, here: Here, path: bytes) -> bool:
         st = disk.lstat(name, above)
         if stat_.S_ISLNK(st.st_mode):
             target = disk.readlink(name, above)
-            entry = Entry(Kind.SYMLINK, 0, st.st_mtime_ns, len(target), target)
+            entry = Entry(Kind.SYMLINK, 0, mtime_of(st), len(target), target)
         elif stat_.S_ISREG(st.st_mode):
             fd = disk.open(name, READ_FLAGS, above)
             try:
                 size, content, root = s.ingest()(fd, st)
             finally:
                 disk.close(fd)
-            entry = Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), st.st_mtime_ns, size, content, root)
+            entry = Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), mtime_of(st), size, content, root)
         else:
             return False
         if entry.size != st.st_size or not is_unchanged(st, disk.lstat(name, above), ctime=True):

@@ -50,14 +50,21 @@ _DEVICE = struct.Struct("<Q")  # of that, the device
 _KINDS = (None, Kind.FILE, Kind.DIR, Kind.SYMLINK)
 PAGE_ROWS = 2000  # read at a time: half a megabyte
 AFTER_ALL = b"\xff" * 5000  # behind every path: no name has so many bytes
+TIME_NS_MAX = (1 << 63) - 1
 _new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and there is one per file
+
+
+def mtime_of(st: os.stat_result) -> int:
+    """The mtime of a stat in ns as entries and rows hold it: one beyond their 64 bits (before 1677, after 2262) is the
+    nearest that they hold."""
+    return min(max(st.st_mtime_ns, -TIME_NS_MAX), TIME_NS_MAX)
 
 
 def row_of(entry: Entry, st: os.stat_result, *, trusted: bool) -> Row:
     """The row of `entry` seen with stat `st`."""
     if stat_.S_ISDIR(st.st_mode):
         return Row(entry, st.st_dev, st.st_ino, 0, 0, 0, st.st_mode, True)
-    return Row(entry, st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode, trusted)
+    return Row(entry, st.st_dev, st.st_ino, st.st_size, mtime_of(st), st.st_ctime_ns, st.st_mode, trusted)
 
 
 def same_stat(row: Row, st: os.stat_result) -> bool:
@@ -71,7 +78,7 @@ def same_file(row: Row, st: os.stat_result) -> bool:
         st.st_ino == row.ino
         and st.st_dev == row.dev
         and st.st_mode == row.mode
-        and ((st.st_mtime_ns == row.mtime_ns and st.st_size == row.size) or stat_.S_ISDIR(row.mode))
+        and ((mtime_of(st) == row.mtime_ns and st.st_size == row.size) or stat_.S_ISDIR(row.mode))
     )
 
 
@@ -159,9 +166,11 @@ def size_in(data: bytes) -> int:
 
 def is_packed_file(data: bytes, st: os.stat_result) -> bool:
     """Whether this stat proves that a file or symlink has the content of a packed row. Does not unpack it."""
-    return data[20:64] == _pack_stat(
-        st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode
-    ) and data[:2] in (_TRUSTED_FILE, _TRUSTED_LINK)
+    try:
+        stat = _pack_stat(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode)
+    except struct.error:  # a time beyond 64 bits
+        stat = _pack_stat(st.st_dev, st.st_ino, st.st_size, mtime_of(st), st.st_ctime_ns, st.st_mode)
+    return data[20:64] == stat and data[:2] in (_TRUSTED_FILE, _TRUSTED_LINK)
 
 
 def is_packed_dir(data: bytes, st: os.stat_result) -> bool:

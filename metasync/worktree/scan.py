@@ -33,6 +33,7 @@ from metasync.worktree.index import (
     has_grown,
     is_unchanged,
     mode_now,
+    mtime_of,
     on_device,
     pack_entry,
     pack_row,
@@ -287,9 +288,9 @@ class _Scanner:
                 after = self.disk.lstat(name, above)
             if is_unchanged(st, after, ctime=True):
                 if row is not None and row.entry.kind is Kind.SYMLINK and row.entry.content == target:
-                    mtime_ns = row.entry.mtime_ns if row.mtime_ns == st.st_mtime_ns else st.st_mtime_ns
+                    mtime_ns = row.entry.mtime_ns if row.mtime_ns == mtime_of(st) else mtime_of(st)
                     return row.entry._replace(mtime_ns=mtime_ns), st
-                return Entry(Kind.SYMLINK, 0, st.st_mtime_ns, len(target), target), st
+                return Entry(Kind.SYMLINK, 0, mtime_of(st), len(target), target), st
         raise _Vanished
 
     # ---- stage 2: what is not here
@@ -350,12 +351,12 @@ class _Scanner:
 def _entry_of(row: Row | None, st: os.stat_result, got: Content) -> Entry:
     """The entry of a file that was read. Values of its row stay unless the disk shows a change."""
     if row is None or row.entry.kind is not Kind.FILE:
-        return Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), st.st_mtime_ns, got.size, got.content, got.root)
+        return Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), mtime_of(st), got.size, got.content, got.root)
     was = row.entry
     mode = mode_now(row, st)
     if (was.size, was.content) != (got.size, got.content):
-        return Entry(Kind.FILE, mode, st.st_mtime_ns, got.size, got.content, got.root, was.tags)
-    mtime_ns = was.mtime_ns if row.mtime_ns == st.st_mtime_ns else st.st_mtime_ns
+        return Entry(Kind.FILE, mode, mtime_of(st), got.size, got.content, got.root, was.tags)
+    mtime_ns = was.mtime_ns if row.mtime_ns == mtime_of(st) else mtime_of(st)
     return was._replace(mode=mode, mtime_ns=mtime_ns)
 
 

@@ -184,6 +184,29 @@ def test_a_time_in_the_future_is_never_trusted(work: Workspace) -> None:
     assert work.scan_past().files_read == 1
 
 
+def test_a_time_beyond_what_entries_hold_is_the_nearest_that_they_do(work: Workspace) -> None:
+    """64 bits of nanoseconds hold the years 1677 to 2262; file systems hold more."""
+
+    class LongYears(QuietDisk):
+        def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
+            return self.dated(super().lstat(name, dir_fd))
+
+        def fstat(self, fd: int) -> os.stat_result:
+            return self.dated(super().fstat(fd))
+
+        def dated(self, st: os.stat_result) -> os.stat_result:
+            ns = -(1 << 65) if stat.S_ISLNK(st.st_mode) else 1 << 65
+            return os.stat_result(tuple(st), {"st_mtime_ns": ns, "st_ctime_ns": st.st_ctime_ns})
+
+    work.tree.disk = LongYears()
+    found = agreed(work, {b"a": b"one", b"link": Link(b"a")})
+    assert [found.tree[p].mtime_ns for p in (b"a", b"link")] == [(1 << 63) - 1, 1 - (1 << 63)]
+    rows = load_rows(work.db)
+    store_rows(work.db, ((p, r._replace(trusted=True)) for p, r in rows.items()))
+    again = work.scan(ingest=never)
+    assert (again.tree, again.put_rows) == (found.tree, {})
+
+
 # ---- what is read while it changes
 
 
