@@ -178,7 +178,7 @@ _NAMES = list(ATTACKS)
 GROUPS = [tuple(_NAMES[at : at + 6]) for at in range(0, len(_NAMES), 6)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 def test_what_one_device_proposes_against_the_policy_has_no_effect(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]

@@ -814,7 +814,7 @@ def test_a_read_only_backend(lab: Lab) -> None:
     r = w.push()
     assert (r.version, r.under_replicated) == (2, 0)
     lab.faults["b"].read_only = True
-    lab.hurry()
+    lab.hurry(proposing=True)
     write(w.directory, {"big": os.urandom(50_000)})
     w = lab.reopen(w)
     with pytest.raises(NoQuorumError) as e:

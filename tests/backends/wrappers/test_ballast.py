@@ -299,6 +299,7 @@ def test_without_it_a_full_voter_is_down(lab: Lab) -> None:
     lab.quotas["a"].fill()
     w, _ = again(lab, w)
     write(w.directory, {"new": os.urandom(20_000)})
+    lab.hurry(proposing=True)
     with pytest.raises(NoQuorumError, match="free space on a, then run again"):
         w.push()
 
