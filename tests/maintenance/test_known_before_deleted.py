@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_collect import LAST, STORES, noise, packs, six_versions
+from collect_kit import LAST, STORES, noise, packs, six_versions
 from workspace_kit import PASSPHRASE, Lab, write
 
 from metasync.errors import UnreachableError
