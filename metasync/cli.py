@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -189,12 +190,11 @@ def _run_alone(words: list[str], options: Options, command: str) -> int:
 
 
 def _has_clock() -> bool:
-    """Whether the time can be read: nanoseconds since 1970 in 63 bits, or Python gives none."""
+    """Whether the time is one that can be noted: nanoseconds since 1970 in 63 bits, or Python gives none."""
     try:
-        time.time_ns()
+        return time.time_ns() >= 0
     except OverflowError:
         return False
-    return True
 
 
 def _interrupted(options: Options, command: str) -> int:
@@ -240,8 +240,10 @@ def _run(words: list[str], options: Options, command: str) -> int:
             "Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
         )
     except Exception as e:  # noqa: BLE001 - whatever it is, its user gets a message and scripts their document
-        if isinstance(e, OverflowError) and not _has_clock():
-            message = "the clock of this machine stands so far out (after the year 2262, say) that it cannot be read"
+        if isinstance(e, OverflowError | struct.error) and not _has_clock():
+            message = (
+                "the clock of this machine stands so far out (before 1970 or after 2262, say) that it is of no use"
+            )
             return _fail(options, command, 1, "WorkspaceError", message, "Set the clock, and run again.")
         return _fail(
             options,

@@ -35,6 +35,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _IO_BYTES = 1 << 23  # per system call; Linux moves at most 2 GiB in one anyway
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_ROOM_BYTES = 1 << 20  # with so much left, a drive that takes no file lacks inodes
 _GONE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EFBIG}
 # FAT and exFAT have no links (EPERM), other file systems say so in other ways.
@@ -86,7 +87,10 @@ class FolderBackend:
 
     def create(self, path: str, data: bytes) -> bool:
         *above, name = split_path(path)
-        with _as_backend_errors("create", f"{path} in {self._root}"), self._folder(tuple(above), make=True) as folder:
+        with (
+            _as_backend_errors("create", f"{path} in {self._root}", self._root),
+            self._folder(tuple(above), make=True) as folder,
+        ):
             if _exists(folder, name):
                 # Whoever made it may not have synced the folder yet, and the caller will act on what it finds there.
                 _sync_folder(folder)
@@ -102,7 +106,10 @@ class FolderBackend:
 
     def put(self, path: str, data: bytes) -> None:
         *above, name = split_path(path)
-        with _as_backend_errors("put", f"{path} in {self._root}"), self._folder(tuple(above), make=True) as folder:
+        with (
+            _as_backend_errors("put", f"{path} in {self._root}", self._root),
+            self._folder(tuple(above), make=True) as folder,
+        ):
             temp = _write_temp(folder, data)
             try:
                 os.rename(temp, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -275,11 +282,24 @@ class StorageOnlyFolderBackend(FolderBackend):
 
 
 @contextlib.contextmanager
-def _as_backend_errors(verb: str, what: str) -> Iterator[None]:
+def _as_backend_errors(verb: str, what: str, root: str = "") -> Iterator[None]:
+    """`root`: of what is written, to see what a drive lacks that is full."""
     try:
         yield
     except OSError as error:
+        if root and error.errno == errno.ENOSPC and _lacks_inodes(root):
+            message = f"cannot {verb} {what}: the drive has no inodes left"
+            raise FullError(message, next_step="Delete some files on that drive, or add a backend.") from error
         raise _backend_error(error, verb, what) from error
+
+
+def _lacks_inodes(root: str) -> bool:
+    """Whether a file system has bytes left and no place for another file; False where inodes are made of free space."""
+    try:
+        st = os.statvfs(root)
+    except OSError:
+        return False
+    return st.f_files > 0 and st.f_favail == 0 and st.f_bavail * st.f_frsize >= _ROOM_BYTES
 
 
 def _backend_error(error: OSError, verb: str, what: str) -> BackendError:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from metasync.checkout.plan import Applied, Change, Plan
 from metasync.errors import WorkspaceError
 from metasync.local.state import State
-from metasync.local.state_keys import NO_ROOM
+from metasync.local.state_keys import NO_INODES, NO_ROOM
 from metasync.runtime.sizes import DISK_MARGIN_BYTES, SMALL_FILE_BYTES
 from metasync.worktree.bases import make_room
 from metasync.worktree.disk import Disk
@@ -40,7 +40,7 @@ def is_too_large(size: int, free: int) -> bool:
 
 def no_room(size: int, *, is_out: bool = False) -> str:
     """Why a file of so many bytes is unplaced. `is_out`: its disk `lacks_inodes`."""
-    return f"{NO_ROOM} for its {size:,} bytes" + (": the disk has no inodes left" if is_out else "")
+    return f"{NO_ROOM} for its {size:,} bytes" + (f": the disk has {NO_INODES}" if is_out else "")
 
 
 def lacks_inodes(disk: Disk, fd: int) -> bool:
@@ -96,7 +96,7 @@ def too_little(tree: WorkTree, needed: int, free: int) -> WorkspaceError:
 def full(tree: WorkTree, needed: int) -> WorkspaceError:
     """The error for files that a disk did not take, whatever it said before."""
     if lacks_inodes(tree.disk, tree.state_dir()):
-        return _of_full_disk(f"The disk of {os.fsdecode(tree.root)} has no inodes left.", "Delete some files there")
+        return _of_full_disk(f"The disk of {os.fsdecode(tree.root)} has {NO_INODES}.", "Delete some files there")
     return _of_full_disk(f"The disk of {os.fsdecode(tree.root)} is full: the new files need {needed:,} bytes in all.")
 
 

@@ -363,6 +363,7 @@ class ReplacedFile(NamedTuple):
 
 
 NO_ROOM: Final = "no room"  # so begins the reason of an unplaced file that only waits for room
+NO_INODES: Final = "no inodes left"  # what is said of a disk that is full and has bytes left
 
 
 class Unplaced(NamedTuple):

@@ -166,7 +166,7 @@ class Account:
         unplaced = [one for one in report.unplaced if not one.reason.startswith(NO_ROOM)][:UNPLACED_MAX]
         texts = ((p := os.fsdecode(one.path), f"{p}: {one.reason}") for one in unplaced)
         self.only("unplaced:", (Problem(f"unplaced:{p}", "unplaced", text, step, wall) for p, text in texts))
-        step = f"{told.free_space(str(self._directory))} What waits comes by itself then."
+        step = f"{told.free_space(str(self._directory), _waiting(waiting))} What waits comes by itself then."
         self.only("room", [Problem("room", "disk", _waiting(waiting), step, wall)] if waiting else ())
 
     def conflicts(self, records: Iterable[Conflict]) -> None:
@@ -183,6 +183,8 @@ class Account:
 
 
 def _waiting(files: Sequence[Skipped]) -> str:
-    """What is told of files that have no room here."""
+    """What is told of files that have no room here; "" of none."""
+    if not files:
+        return ""
     more = f"; so it is with {len(files) - 1:,} more" if len(files) > 1 else ""
     return f"{os.fsdecode(files[0].path)}: {files[0].reason}{more}"

@@ -21,6 +21,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.local import state
+from metasync.local.state_keys import NO_INODES
 from metasync.reports.service import COPIES, Kind, Problem
 from metasync.reports.sync import BadCopies
 
@@ -88,7 +89,7 @@ def of_error(verb: str, error: BaseException, now_s: float, folder: str = "this 
     if is_of_full_disk(error):
         kind: Kind = "disk"
         text = error.message if isinstance(error, MetaSyncError) else f"The disk is full: {error}."[:TEXT_MAX]
-        step = f"{free_space(folder)} {AGAIN}"
+        step = f"{free_space(folder, text)} {AGAIN}"
     elif isinstance(error, MetaSyncError):
         kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "other")
         if LOGIN in error.next_step:
@@ -103,9 +104,9 @@ def of_error(verb: str, error: BaseException, now_s: float, folder: str = "this 
     return Problem(key, kind, text, step, now_s, asks, blocks=True)
 
 
-def free_space(folder: str) -> str:
-    """What to do where a disk of this device is full."""
-    return f"Free some space on the disk of {folder}."
+def free_space(folder: str, why: str = "") -> str:
+    """What to do where a disk of this device is full, for a reason that names what it lacks."""
+    return f"{'Delete some files' if NO_INODES in why else 'Free some space'} on the disk of {folder}."
 
 
 def is_of_full_disk(error: BaseException) -> bool:

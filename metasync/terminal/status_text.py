@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from metasync.errors import NoQuorumError
-from metasync.local.state_keys import NO_ROOM
+from metasync.local.state_keys import NO_INODES, NO_ROOM
 from metasync.reports.service import COPIES
 from metasync.terminal.backends_text import backends, moving, trailing
 from metasync.terminal.style import alarm, styled
@@ -85,7 +85,7 @@ def _step(s: Status, now_ns: int) -> list[str]:
             f"At {here}; whether there is a newer one is not known.",
             *([f"{sentence(changed)}."] if changed else []),
         ]
-        lines.append(f"{sentence(s.problem)}.")
+        lines.append(f"{sentence(s.problem).rstrip('.')}.")
         said_below = _may_restart(s) and any(b.condition == "down" for b in s.backends)
         step = s.error.next_step if s.error is not None and not said_below else ""
         return lines + ([sentence(step)] if step else [])
@@ -96,9 +96,10 @@ def _step(s: Status, now_ns: int) -> list[str]:
         return [f"{behind}.", _next("metasync pull")]
     if changed:
         return [f"{sentence(here)} is the newest; {changed}.", _next("metasync push")]
-    if waiting := sum(one.reason.startswith(NO_ROOM) for one in s.unplaced):
-        lacking = f"{count(waiting, 'file')} {'waits' if waiting == 1 else 'wait'} for room on this disk"
-        return [f"{sentence(here)} is the newest; {lacking}.", _next("free some space; then metasync pull")]
+    if waiting := [one.reason for one in s.unplaced if one.reason.startswith(NO_ROOM)]:
+        lacking = f"{count(len(waiting), 'file')} {'waits' if len(waiting) == 1 else 'wait'} for room on this disk"
+        step = "delete some files" if NO_INODES in waiting[0] else "free some space"
+        return [f"{sentence(here)} is the newest; {lacking}.", _next(f"{step}; then metasync pull")]
     return [styled("good", "In step") + f" with {here}."]
 
 

@@ -7,6 +7,8 @@ import inspect
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -125,6 +127,34 @@ def test_a_missing_folder_below_the_root_is_made_again(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         backend.get("d/e/a", max_bytes=9)
     assert backend.create("d/e/a", b"2")
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "files", "is_told"), [(1 << 20, 9, True), (1000, 9, False), (1 << 20, 0, False)]
+)
+def test_a_drive_without_inodes_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, files: int, is_told: bool
+) -> None:
+    """Not where it makes inodes of free space, and both are out; nor where it counts none."""
+    backend, real = FolderBackend(str(tmp_path)), os.open
+
+    def refuse(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, *args, **kwargs)
+
+    found = SimpleNamespace(f_files=files, f_favail=0, f_bavail=free_bytes, f_frsize=1)
+    for call in (backend.create, backend.put):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            patched.setattr(os, "statvfs", lambda _: found)
+            with pytest.raises(FullError) as caught:
+                call("a", b"1")
+        said = (caught.value.message.endswith("the drive has no inodes left"), caught.value.next_step)
+        assert said == (
+            is_told,
+            f"{'Delete some files' if is_told else 'Free some space'} on that drive, or add a backend.",
+        )
 
 
 @pytest.mark.few

@@ -739,6 +739,15 @@ def test_a_clock_that_nobody_can_read_is_named(ready: Lab, monkeypatch: pytest.M
     assert json.loads(told.out)["error"]["kind"] == "WorkspaceError"
 
 
+def test_a_clock_before_1970_is_named(ready: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ready.root / "laptop" / "new").write_text("new")
+    monkeypatch.setattr(time, "time_ns", lambda: -(10**18))
+    ran = ready.cli("push")
+    monkeypatch.undo()
+    assert (ran.code, ran.err.endswith("Set the clock, and run again.\n")) == (1, True)
+    assert "clock of this machine" in ran.err and "MetaSync's own" not in ran.err
+
+
 def test_an_overflow_of_our_own_beside_a_clock_that_goes_is_told_as_that(
     ready: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,9 +111,19 @@ def test_copies_that_were_never_made_are_told_though_all_backends_answer() -> No
             "No quorum.",
         ),
         (
+            {"newest": None, "problem": "The local state failed: it is read-only."},
+            "At version 14 (2 minutes ago, from desktop); whether",
+            "The local state failed: it is read-only.",
+        ),
+        (
             {"unplaced": (Skipped(b"film", "no room for its 5 bytes"), Skipped(b"x.", "its name ends in a dot"))},
             "Version 14 (2 minutes ago, from desktop) is the newest; 1 file waits for room on this disk.",
             "Next: free some space; then metasync pull",
+        ),
+        (
+            {"unplaced": (Skipped(b"film", "no room for its 5 bytes: the disk has no inodes left"),)},
+            "Version 14 (2 minutes ago, from desktop) is the newest; 1 file waits for room on this disk.",
+            "Next: delete some files; then metasync pull",
         ),
         ({"time_ns": None, "device": "", "by_copies": ()}, "Nothing was pushed yet.", "Next: metasync push"),
     ],
@@ -121,7 +131,7 @@ def test_copies_that_were_never_made_are_told_though_all_backends_answer() -> No
 def test_the_first_line_says_whether_the_folder_is_in_step(more: dict[str, object], first: str, then: str) -> None:
     lines = said(status(**more))
     assert lines[0].startswith(first)
-    assert lines[1].endswith(then)
+    assert lines[1].endswith(then) and ".." not in lines[1]
 
 
 def test_a_row_has_100_columns_at_most_and_errors_stand_below() -> None:

@@ -17,7 +17,8 @@ from metasync.local import lock, state
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import NAME_KEY
-from metasync.service.problems import DISK, of_error
+from metasync.service.problems import DISK, free_space, of_error
+from metasync.worktree.disk import Disk
 from metasync.worktree.tree import WorkTree, failed
 
 
@@ -76,6 +77,17 @@ def test_at_a_checkout(tmp_path: Path) -> None:
         check_told(error)
         error.__cause__ = OSError(errno.EIO, "broken")
         assert of_error("pull", error, 1.0).kind == "folder"
+
+
+def test_of_a_disk_without_inodes_files_are_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Disk, "has_inodes", lambda *_: False)
+    (tmp_path / ".metasync").mkdir()
+    with WorkTree(os.fsencode(tmp_path)) as tree:
+        told = of_error("pull", room.full(tree, 2), 1.0, "/home/a/docs")
+        why = room.no_room(2, is_out=room.lacks_inodes(tree.disk, tree.state_dir()))
+    assert told.next_step.startswith("Delete some files on the disk of /home/a/docs.")
+    assert free_space("/a", why) == "Delete some files on the disk of /a."
+    assert free_space("/a", room.no_room(2)) == "Free some space on the disk of /a."
 
 
 def test_at_a_call_of_the_system() -> None:
