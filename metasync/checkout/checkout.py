@@ -1,7 +1,8 @@
 """The checkout: from the tree that the scan saw to the merged one, without losing a byte of the user's.
 
 `begin` writes the plan to the journal, in the local state. Contents arrive in any order, into `.metasync/tmp/`
-(`staging`), each with its final mode and time; the working tree is not touched. When all are there, `apply` makes them
+(`staging`), each with its final mode and time; the working tree is not touched. Of very many files another process
+makes a part (`handed`). When all are there, `apply` makes them
 durable (`syncfs`), notes their inodes, which turns the journal from staging to applying, and changes the tree:
 
 1. What goes, from the leaves up: a file is renamed to `.metasync/replaced/`, a directory goes by rmdir alone.
@@ -28,10 +29,10 @@ import threading
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
 
 from metasync.checkout.apply import Placer
-from metasync.checkout.outcome import rows_after
+from metasync.checkout.handed import Handed
+from metasync.checkout.outcome import note_conflicts, replaced_files, rows_after
 from metasync.checkout.plan import (
     CHANGED_MEANWHILE,
     Applied,
@@ -53,6 +54,7 @@ from metasync.checkout.staging import (
     may_come_whole,
     no_fit,
     remove_all,
+    sync,
     undelivered,
     whole_dirs,
     wrong_size,
@@ -61,7 +63,6 @@ from metasync.checkout.trash import next_free
 from metasync.errors import WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import (
-    CONFLICTS,
     INODES_KEY,
     MODES_KEY,
     PLAN_KEY,
@@ -69,10 +70,9 @@ from metasync.local.state_keys import (
     REPLACED_KEY,
     UNPLACED,
     WHOLE_KEY,
-    ReplacedFile,
     Unplaced,
 )
-from metasync.merge.copies import UNNAMED, Origin, record_of, sides_of
+from metasync.merge.copies import UNNAMED, Origin
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode
 from metasync.worktree.index import Row, store_rows
@@ -100,6 +100,7 @@ class Checkout:
         self._parts: dict[int, dict[int, int]] = {}  # change -> offset -> bytes delivered
         self._stage: Stage | None = None
         self._left: Leftovers | None = None
+        self._handed: Handed | None = None
         self._lock = threading.RLock()
         self.rows: tuple[dict[bytes, Row], list[bytes]] = {}, []  # put and deleted by `apply`, when it calls `commit`
 
@@ -155,6 +156,7 @@ class Checkout:
         for i, change in staged:
             if i not in self._awaited and i not in self._short:
                 self._stage_here(i, change)
+        self._handed = Handed.begin(self._stage, self._stats, self._awaited, self._parts, self._make_handed)
         return [ordered[i].path for i in sorted(self._awaited)]
 
     def _staged_before(self) -> Plan | None:
@@ -173,10 +175,25 @@ class Checkout:
         i, entry = self._staged(path)
         if len(data) != entry.size:
             raise wrong_size(path, len(data), entry.size)
-        with self._lock, self._staging(path):
+        with self._lock:
+            if self._handed is not None and self._handed.take(i, entry, data):
+                return
+            with self._staging(path):
+                if i not in self._short:
+                    self._make_whole(i, entry, data)
+
+    def _make_whole(self, i: int, entry: Entry, data: bytes | memoryview) -> None:
+        with_room(self.tree, self.db, lambda again: self._write_whole(i, entry, data, again))
+        self._awaited.discard(i)
+
+    def _make_handed(self, i: int, data: memoryview, clear: Callable[[], None]) -> None:
+        """Makes a file that was handed over and not made. `clear`: removes what is left of it."""
+        path, entry, _ = self._planned().changes[i]
+        assert entry is not None
+        with self._staging(path):
             if i not in self._short:
-                with_room(self.tree, self.db, lambda again: self._write_whole(i, entry, data, again))
-                self._awaited.discard(i)
+                clear()
+                self._make_whole(i, entry, data)
 
     def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
         """Delivers a piece of a file's content, in any order, from any thread; then `finish`."""
@@ -264,10 +281,22 @@ class Checkout:
 
     def _close(self) -> None:
         with self._lock:  # somebody may still be delivering
+            self._end_handing()
             for held in (self._stage, self._left):
                 if held is not None:
                     held.close()
             self._stage = self._left = None
+
+    def _end_handing(self) -> None:
+        if self._handed is not None:
+            self._handed.close()
+            self._handed = None
+
+    def settle(self) -> None:
+        """Waits until another process, if there is one, made what it was given. `WorkspaceError`: the disk failed."""
+        with self._lock:
+            if self._handed is not None:
+                self._handed.settle()
 
     def apply(self, commit: Callable[[], None] | None = None) -> Applied:
         """Carries out the plan, once all is staged.
@@ -276,11 +305,13 @@ class Checkout:
         callables, so what must survive a crash belongs to those values.
         `WorkspaceError`: the disk failed half-way; `recover` goes on later.
         """
+        self.settle()
+        self._end_handing()
         plan = self._planned()
         if self._awaited:
             raise undelivered(len(self._awaited), plan.changes[min(self._awaited)].path)
         try:
-            self._sync()
+            sync(self.tree)
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e
         stage = self._stage_of()
@@ -367,6 +398,7 @@ class Checkout:
 
         Where that gives little back, so are the largest files that are whole: the local state needs some room.
         """
+        self.settle()
         plan = self._planned()
         sizes = {i: new.size for i in self._may_wait if (new := plan.changes[i].new) is not None}
         out = [i for i in sizes if i in self._awaited or i not in self._stats]
@@ -382,6 +414,7 @@ class Checkout:
     def leave_out(self, why: Mapping[bytes, str]) -> None:
         """Leaves these files of those that are to be delivered unplaced, each for a reason."""
         with self._lock:
+            self.settle()
             self._drop({self._numbers[path]: reason for path, reason in why.items()})
 
     def _drop(self, out: Mapping[int, str]) -> None:
@@ -432,28 +465,18 @@ class Checkout:
 
     # ---- applying
 
-    def _sync(self) -> None:
-        """Makes writes durable on all file systems of the checkout."""
-        state = self.tree.state_dir()
-        own = self.disk.fstat(state).st_dev
-        self.disk.syncfs(state)
-        for device, path in self.tree.devices.items():
-            if device != own:
-                with suppress(FileNotFoundError, NotADirectoryError):  # unmounted meanwhile: synced by that
-                    self.disk.syncfs(self.tree.dir(path))
-
     def _carry_out(self, placer: Placer, commit: Callable[[], None] | None) -> Applied:
         plan, applied = placer.plan, placer.run()
         try:
-            self._sync()
+            sync(self.tree)
             put, delete = self.rows = rows_after(self.tree, placer)
-            kept = self._kept(plan)
+            kept = replaced_files(self.tree, plan)
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e
         with self.db.transaction():
             store_rows(self.db, put.items())
             self.db.delete_rows(delete)
-            self._note_conflicts(put, delete)
+            note_conflicts(self.db, put, delete)
             self.db.put_records(REPLACED, kept)
             left = {plan.changes[i].path for i in placer.left} if plan.own else set()
             applied.without_room = waiting(plan, applied)
@@ -470,23 +493,6 @@ class Checkout:
         self._clear_tmp()
         drop_left(self.tree)
         return applied
-
-    def _note_conflicts(self, put: Mapping[bytes, Row], delete: Iterable[bytes]) -> None:
-        """Notes the conflicts that copies among the new rows are of, and forgets those that came to their end."""
-        tagged = {path: sides_of(row.entry) for path, row in put.items() if row.entry.tags}
-        found = {path: sides for path, sides in tagged.items() if sides is not None}
-        known = {record.copy for record in self.db.records(CONFLICTS)}
-        self.db.delete_records(CONFLICTS, [p for p in chain(delete, put) if p in known and p not in found])
-        self.db.put_records(CONFLICTS, (record_of(path, sides) for path, sides in found.items()))
-
-    def _kept(self, plan: Plan) -> list[ReplacedFile]:
-        """The records of this plan's files in `.metasync/replaced/`."""
-        there = set(self.disk.names(self.tree.state_dir(b"replaced")))
-        return [
-            ReplacedFile(n, change.path, change.expected.entry.content if change.expected is not None else b"")
-            for n, change in enumerate(plan.changes, plan.replaced_from)
-            if b"%d" % n in there
-        ]
 
     def _clear_tmp(self) -> None:
         """Empties `.metasync/tmp/`. While a plan is being applied, what is there may be the user's."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from metasync.checkout.checkout import Checkout
 from metasync.checkout.plan import Plan
 from metasync.checkout.staging import Stage
+from metasync.errors import WorkspaceError
 from metasync.local.state_keys import INODES_KEY, PLAN_KEY
 from metasync.objects.model import Entry
 from metasync.worktree.index import is_unchanged
@@ -51,13 +52,14 @@ def hold(checkout: Checkout) -> Held | None:
             checkout.pause()
             return None
         try:
+            checkout.settle()
             seen = {i: checkout.disk.lstat(*stage.at(i)) for i in sorted(checkout._parts)} | checkout._stats
             held = Held(
                 journal, plan, dict(checkout._stats), {i: dict(parts) for i, parts in checkout._parts.items()},
                 frozenset(checkout._awaited), frozenset(checkout._may_wait), dict(stage.whole), frozenset(stage.apart),
                 seen,
             )  # fmt: skip
-        except OSError:
+        except (OSError, WorkspaceError):
             held = None
         checkout.pause()
     return held

@@ -1,12 +1,18 @@
-"""The rows of a finished checkout, read back from the disk."""
+"""What a finished checkout leaves in the local state: rows, read back from the disk, and records."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat as stat_
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from metasync.checkout.apply import TICK_WAIT_S, Placer
+from metasync.checkout.plan import Plan
+from metasync.local.state import State
+from metasync.local.state_keys import CONFLICTS, ReplacedFile
+from metasync.merge.copies import record_of, sides_of
 from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.disk import check_path
 from metasync.worktree.index import Row, is_unchanged, row_of, same_stat
@@ -85,3 +91,22 @@ def _row_unseen(tree: WorkTree, new: Entry, st: os.stat_result | None, inode: in
             return row_of(new, st, trusted=False)._replace(mode=stat_.S_IFMT(st.st_mode) | mode)
     kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
     return Row(new, tree.root_stat.st_dev, inode, new.size, new.mtime_ns, 0, kind | mode, False)
+
+
+def note_conflicts(db: State, put: Mapping[bytes, Row], delete: Iterable[bytes]) -> None:
+    """Notes the conflicts that copies among the new rows are of, and forgets those that came to their end."""
+    tagged = {path: sides_of(row.entry) for path, row in put.items() if row.entry.tags}
+    found = {path: sides for path, sides in tagged.items() if sides is not None}
+    known = {record.copy for record in db.records(CONFLICTS)}
+    db.delete_records(CONFLICTS, [p for p in chain(delete, put) if p in known and p not in found])
+    db.put_records(CONFLICTS, (record_of(path, sides) for path, sides in found.items()))
+
+
+def replaced_files(tree: WorkTree, plan: Plan) -> list[ReplacedFile]:
+    """The records of this plan's files in `.metasync/replaced/`."""
+    there = set(tree.disk.names(tree.state_dir(b"replaced")))
+    return [
+        ReplacedFile(n, change.path, change.expected.entry.content if change.expected is not None else b"")
+        for n, change in enumerate(plan.changes, plan.replaced_from)
+        if b"%d" % n in there
+    ]

@@ -139,13 +139,20 @@ class Stage:
 
     def at(self, i: int) -> tuple[bytes, int]:
         """The name of a staged file, and a descriptor of the directory it is in, to be used before the next call."""
+        parent, name = self.place(i)
+        if not parent:
+            return name, self.tmp
+        if parent != self._last[0]:  # files come in the order of their paths, mostly
+            self._last = parent, self._dirs.dir(parent)
+        return name, self._last[1]
+
+    def place(self, i: int) -> tuple[bytes, bytes]:
+        """The directory of a staged file, below `tmp`, and its name there."""
         top = self._top.get(i)
         if top is None or i in self.apart:
-            return b"%d" % i, self.tmp
+            return b"", b"%d" % i
         parent, name = split(self.changes[i].path)
-        if parent != self._last[0]:  # files come in the order of their paths, mostly
-            self._last = parent, self._dirs.dir(b"%d%b" % (top, parent[len(self.changes[top].path) :]))
-        return name, self._last[1]
+        return b"%d%b" % (top, parent[len(self.changes[top].path) :]), name
 
     def create(self, i: int, mode: int = 0o600, *, again: bool = False) -> int:
         """Makes a staged file, `again` in the place of an earlier one; -> a descriptor to write."""
@@ -229,6 +236,17 @@ class Stage:
         stage = cls(tree, plan.changes, wholes)
         stage.apart.update(apart)
         return stage
+
+
+def sync(tree: WorkTree) -> None:
+    """Makes writes durable on all file systems of a checkout."""
+    state = tree.state_dir()
+    own = tree.disk.fstat(state).st_dev
+    tree.disk.syncfs(state)
+    for device, path in tree.devices.items():
+        if device != own:
+            with suppress(FileNotFoundError, NotADirectoryError):  # unmounted meanwhile: synced by that
+                tree.disk.syncfs(tree.dir(path))
 
 
 class Leftovers:

@@ -192,10 +192,16 @@ def deliver(
 
     with _named(remote, contents), heeding(s, turns, anew=True):
         contents.fetch([*small, *parts], take, on_lost=lost if on_lost is not None else None)
-    for path, entry in remote.items():
-        if entry.root and path not in gone:
-            staging.finish(path)
+    _end(staging, [path for path, entry in remote.items() if entry.root and path not in gone])
     chunks.end()
+
+
+def _end(staging: Staging, in_parts: Iterable[bytes]) -> None:
+    """Ends what was delivered: files that came in parts, and those that another process makes."""
+    for path in in_parts:
+        staging.finish(path)
+    if isinstance(staging, Checkout):
+        staging.settle()
 
 
 def _files(old: Mapping[bytes, Entry], wanted: Iterable[bytes]) -> dict[bytes, Entry]:
