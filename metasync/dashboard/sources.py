@@ -272,6 +272,6 @@ def problems(s: Status, before: tuple[Problem, ...], now: float) -> tuple[Proble
         out.append(problem(f"fork {e.backend}", "fork", f"{e.backend} is not to be trusted: {e.what}", "See Storage."))
     out += [problem(f"folder {n}", "folder", text, "") for n, text in enumerate(s.warnings)]
     if s.unplaced:
-        text = f"{len(s.unplaced):,} agreed paths cannot be held on this disk."
+        text = f"{len(s.unplaced):,} agreed paths are not on this disk."
         out.append(problem("unplaced", "unplaced", text, "`metasync status` names them."))
     return tuple(out)

@@ -366,6 +366,9 @@ NO_ROOM: Final = "no room"  # so begins the reason of an unplaced file that only
 NO_INODES: Final = "no inodes left"  # what is said of a disk that is full and has bytes left
 
 
+MISSING: Final = "it is not here, though nobody deleted it"  # the reason of one that the next pull brings
+
+
 class Unplaced(NamedTuple):
     """An agreed path that the last checkouts could not bring to this disk."""
 

@@ -35,9 +35,11 @@ from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
 from metasync.session.folder import (
     BASE_KEY,
+    DB_FILE,
     JOINING_KEY,
     LINKS_KEY,
     MEMORY_KEY,
+    STATE_DIR,
     WIPE_KEY,
     IdentityGuard,
     Link,
@@ -263,8 +265,12 @@ class Connections:
     def link(self, name: str, text: str) -> None:
         """Links an agreed backend to a URL. `UsageError` if another store is there."""
         if name not in self.agreed_names:
-            names = ", ".join(sorted(self.agreed_names))
-            raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
+            step = (
+                f"They are: {', '.join(sorted(self.agreed_names))}. If none of these is left, since other devices"
+                f" replaced them all: rename {STATE_DIR}/{DB_FILE} here, and run `metasync clone --merge` with the"
+                " backends of today. No file is lost."
+            )
+            raise UsageError(f"no backend of this workspace is called {name!r}", next_step=step)
         url = parse_url(text)
         open_backend.refuse_inside(self.directory, {name: url})
         with contextlib.closing(self.machine.reached(name, url)) as backend:

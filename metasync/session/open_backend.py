@@ -473,7 +473,7 @@ def check_identity(name: str, backend: Backend, link: Link) -> None:
         raise UnreachableError(
             f"{name}: what is at {link.url} is not the store that was linked (replaced, or a copy? If it is the right"
             f" one: metasync backend link {name} URL)",
-            next_step=f"If it is right, run: metasync backend link {name} URL",
+            next_step="Find out who replaced it, before you link it.",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from metasync.errors import NoQuorumError
-from metasync.local.state_keys import NO_INODES, NO_ROOM
+from metasync.local.state_keys import MISSING, NO_INODES, NO_ROOM
 from metasync.reports.service import COPIES
 from metasync.terminal.backends_text import backends, moving, trailing
 from metasync.terminal.style import alarm, styled
@@ -100,6 +100,9 @@ def _step(s: Status, now_ns: int) -> list[str]:
         lacking = f"{count(len(waiting), 'file')} {'waits' if len(waiting) == 1 else 'wait'} for room on this disk"
         step = "delete some files" if NO_INODES in waiting[0] else "free some space"
         return [f"{sentence(here)} is the newest; {lacking}.", _next(f"{step}; then metasync pull")]
+    if missing := sum(one.reason == MISSING for one in s.unplaced):
+        lacking = f"{count(missing, 'path')} of it {'is' if missing == 1 else 'are'} missing here"
+        return [f"{sentence(here)} is the newest; {lacking}.", _next("metasync pull")]
     return [styled("good", "In step") + f" with {here}."]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from metasync.local.state_keys import MISSING
 from metasync.terminal.backends_text import trailing
 from metasync.terminal.style import signed
 from metasync.terminal.text import (
@@ -81,11 +82,19 @@ def left_out(items: Sequence[Skipped], head: str) -> list[str]:
 
 def unplaced(items: Sequence[Skipped]) -> list[str]:
     """What is agreed and not on this disk."""
+    unfit = [f"{text(s.path)}: {s.reason}" for s in items if s.reason != MISSING]
+    missing = [text(s.path) for s in items if s.reason == MISSING]
+    return [
+        *_listed("Cannot be held here (they stay as they are for your other devices):", unfit),
+        *_listed("Not here, though nobody deleted them (a pull brings them):", missing),
+    ]
+
+
+def _listed(head: str, items: Sequence[str]) -> list[str]:
     if not items:
         return []
-    lines = [f"  {text(s.path)}: {s.reason}" for s in items[:LISTED_MAX]]
-    lines += [f"  ... and {len(items) - LISTED_MAX:,} more"] if len(items) > LISTED_MAX else []
-    return ["Cannot be held here (they stay as they are for your other devices):", *lines]
+    more = [f"  ... and {len(items) - LISTED_MAX:,} more"] if len(items) > LISTED_MAX else []
+    return [head, *(f"  {item}" for item in items[:LISTED_MAX]), *more]
 
 
 def unportable(items: Sequence[Skipped]) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metasync.local.spill import Large
 from metasync.local.state import State
-from metasync.local.state_keys import JOURNAL_KEY, NO_ROOM, UNPLACED, Unplaced
+from metasync.local.state_keys import JOURNAL_KEY, MISSING, NO_ROOM, UNPLACED, Unplaced
 from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.deletions import judge
 from metasync.worktree.disk import READ_FLAGS
@@ -49,7 +49,6 @@ from metasync.worktree.pending_reads import HELD_MAX
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
 WAITS: Final = "your change of it waits: the newer version that is agreed has no room on this disk; free some space"
-MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
 
 
 class Content(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from workspace_kit import Lab, write
 
 from metasync.errors import NoQuorumError
-from metasync.local.state_keys import AWAY_KEY
+from metasync.local.state_keys import AWAY_KEY, MISSING
 from metasync.maintenance.holdings import Held, Holdings
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.sync import Changes, Skipped
@@ -125,6 +125,11 @@ def test_copies_that_were_never_made_are_told_though_all_backends_answer() -> No
             "Version 14 (2 minutes ago, from desktop) is the newest; 1 file waits for room on this disk.",
             "Next: delete some files; then metasync pull",
         ),
+        (
+            {"unplaced": (Skipped(b"x.log", MISSING), Skipped(b"x.", "its name ends in a dot"))},
+            "Version 14 (2 minutes ago, from desktop) is the newest; 1 path of it is missing here.",
+            "Next: metasync pull",
+        ),
         ({"time_ns": None, "device": "", "by_copies": ()}, "Nothing was pushed yet.", "Next: metasync push"),
     ],
 )
@@ -132,6 +137,12 @@ def test_the_first_line_says_whether_the_folder_is_in_step(more: dict[str, objec
     lines = said(status(**more))
     assert lines[0].startswith(first)
     assert lines[1].endswith(then) and ".." not in lines[1]
+
+
+def test_what_a_pull_brings_is_not_listed_as_what_this_disk_cannot_hold() -> None:
+    lines = said(status(unplaced=(Skipped(b"x.log", MISSING), Skipped(b"x.", "its name ends in a dot"))))
+    at = lines.index("Not here, though nobody deleted them (a pull brings them):")
+    assert lines[at - 1 : at + 2] == ["  x.: its name ends in a dot", lines[at], "  x.log"]
 
 
 def test_a_row_has_100_columns_at_most_and_errors_stand_below() -> None:
