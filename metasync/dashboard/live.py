@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -19,10 +19,15 @@ EVERY_S: Final = 0.25  # between two states of one workspace
 
 
 class Live:
-    """The states that pages show, by workspace. `on_pages(n)`: is called when n pages are open now."""
+    """The states that pages show, by workspace. `on_pages(n)`: is called when n pages are open now.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_pages: Callable[[int], None]) -> None:
-        self._loop, self._on_pages = loop, on_pages
+    `first`: the workspaces that a page is told before others; it opens with the first that it is told.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_pages: Callable[[int], None], first: Sequence[str] = ()
+    ) -> None:
+        self._loop, self._on_pages, self._first = loop, on_pages, first
         self._states: dict[str, Any] = {}
         self._pages: set[_Page] = set()
         self._due: set[str] = set()
@@ -51,6 +56,9 @@ class Live:
         for page in self._pages:
             page.add(key)
 
+    def _in_order(self, keys: set[str]) -> list[str]:
+        return sorted(keys, key=lambda key: (key not in self._first, key))
+
     def end(self) -> None:
         """Ends what pages listen to."""
         self._ended = True
@@ -78,7 +86,9 @@ class Live:
                 page.wake.clear()
                 if gone.done() or self._ended:
                     break
-                lines = [f"data: {json.dumps(self._states[key])}\n\n" for key in page.taken()] or [": here\n\n"]
+                lines = [f"data: {json.dumps(self._states[key])}\n\n" for key in self._in_order(page.taken())] or [
+                    ": here\n\n"
+                ]
                 await send({"type": "http.response.body", "body": "".join(lines).encode(), "more_body": True})
         finally:
             gone.cancel()
@@ -98,8 +108,8 @@ class _Page:
         self._unknown.add(key)
         self.wake.set()
 
-    def taken(self) -> list[str]:
-        keys, self._unknown = sorted(self._unknown), set()
+    def taken(self) -> set[str]:
+        keys, self._unknown = self._unknown, set()
         return keys
 
 

@@ -18,6 +18,7 @@ from metasync.dashboard.gate import HOST, Gate
 from metasync.dashboard.live import Live
 from metasync.dashboard.page import Page
 from metasync.dashboard.sources import Source
+from metasync.dashboard.views import workspace_id
 from metasync.errors import UsageError
 
 FIRST_PAGE_S: Final = 600.0  # for the user to open the address
@@ -28,8 +29,9 @@ GRACE_S: Final = 2  # for answers under way at the end
 
 
 class Server:
-    """The page of these workspaces. `port` 0: any free one. `keeper`: the daemon, where one runs.
+    """The page of these workspaces, which opens with one of them. `port` 0: any free one.
 
+    `keeper`: the daemon, where one runs; the page shows what that keeps, too.
     `UsageError`: the port is taken. `run` serves until `stop`, from any thread, a signal, or until nobody looks.
     """
 
@@ -58,7 +60,7 @@ class Server:
 
     async def _serve(self, ready: Callable[[Gate], None]) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        live = Live(self._loop, self._pages)
+        live = Live(self._loop, self._pages, [workspace_id(d) for d in self._directories])
         page = self._page = Page(self._directories, self._keeper, live.tell)
         try:
             self.gate = made(page, live, self.port)

@@ -121,6 +121,23 @@ def test_the_state_is_seen_and_the_address_shows_no_token(tab: Any, page: Served
     seen.wait_for_selector("#headline")
 
 
+def test_room_that_nobody_asked_for_is_not_said_to_be_kept_back(tab: Any, page: Served) -> None:
+    """The overview of a folder that the daemon keeps asks no backend."""
+
+    def as_kept(route: Any) -> None:
+        answer = route.fetch()
+        found = {**answer.json(), "state": None}
+        backends = [{**b, "free": None, "total": None, "limit": None} for b in found["backends"]]
+        route.fulfill(response=answer, json={**found, "backends": backends})
+
+    shown = tab()
+    said = "It does not tell how much room it has."
+    go(shown, page, "storage")
+    shown.route("**/overview*", as_kept)
+    go(shown, page, "overview")
+    assert "used." in shown.inner_text("main") and said not in shown.inner_text("main")
+
+
 def test_the_file_that_opens_the_browser_leads_to_the_page(browser: Any, page: Served, tmp_path: Path) -> None:
     """A page of a file is another site; what it leads to is the page all the same, and its reload too."""
     opened: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_kit import Fleet, fleet, listening, problem
+from daemon_kit import Fleet, fleet, listening, problem, wait_for
 from page_kit import Ear, Served, served
 from workspace_kit import Lab, write
 
@@ -138,6 +138,22 @@ def test_a_workspace_that_is_given_to_the_daemon_meanwhile_is_shown(
 ) -> None:
     daemon.fleet.supervisor.add(daemon.fleet.folder("music"))
     assert next(s for s in told if s["name"] == "music")["daemon"] is True
+
+
+def test_the_page_opens_with_the_workspace_that_was_named(daemon: Running, laptop: Workspace) -> None:
+    """It shows the one that it is told first, of which there are those of the daemon, too."""
+    folders = [laptop.directory, *(daemon.fleet.folder(name) for name in ("films", "music", "plans"))]
+    for folder in folders[1:]:
+        daemon.fleet.keep(folder.name)
+    for named in folders:
+        with served([named], keeper=sources.Daemon.found()) as page:
+            page.open()
+            known = page.server._page
+            assert known is not None
+            wait_for(lambda shown=known.shown: all(s.kept for s in shown.values()), "the states")
+            ear = Ear(page)
+            assert next(ear.states())["directory"] == str(named)
+            ear.close()
 
 
 # ---- on a real keeper

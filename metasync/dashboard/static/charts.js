@@ -15,11 +15,11 @@ export function bar(parts, label, colour = "") {
   return svg("svg", { class: `bar ${colour}`, viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label }, drawn);
 }
 
-/** What a backend holds of what may go there. */
-export function room(backend) {
+/** What a backend holds of what may go there. `asked`: whether it was asked how much room it has. */
+export function room(backend, { asked = true } = {}) {
   const used = backend.used ?? 0;
   const whole = backend.limit ?? backend.total ?? (backend.free === null ? null : used + backend.free);
-  if (!whole) return h("p", { class: "small quiet" }, `${size(backend.used)} used. It does not tell how much room it has.`);
+  if (!whole) return h("p", { class: "small quiet" }, `${size(backend.used)} used.${asked ? " It does not tell how much room it has." : ""}`);
   const others = backend.total && backend.free !== null && backend.limit === null ? Math.max(0, backend.total - backend.free - used) : 0;
   const tight = (used + others) / whole;
   const told = backend.limit === null ? `${size(used)} used, ${size(backend.free)} free` : `${size(used)} of ${size(whole)} promised`;

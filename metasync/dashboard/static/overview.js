@@ -41,7 +41,7 @@ export async function view(page) {
       status.warnings.map((text) => h("p", { class: "note" }, text)),
       h("div", { class: "card" },
         h("div", { class: "head" }, h("h2", {}, "Backends"), h("a", { href: page.href("storage") }, "More about storage")),
-        h("ul", { class: "rows" }, status.backends.map(backendOf))),
+        h("ul", { class: "rows" }, status.backends.map((b) => backendOf(b, { asked: status.state !== null })))),
       h("div", { class: "card" },
         h("div", { class: "head" }, h("h2", {}, "Latest versions"), h("a", { href: page.href("history") }, "All of the history")),
         log.items.length
@@ -179,7 +179,7 @@ export function changesOf(changes) {
   rest > 0 && h("li", { class: "quiet" }, `and ${rest.toLocaleString("en")} more`));
 }
 
-function backendOf(b) {
+function backendOf(b, { asked }) {
   return h("li", { class: "row" }, h("strong", { class: "name grow" }, b.name),
-    b.data ? h("div", { class: "grow" }, room(b)) : h("span", { class: "small quiet grow" }, "votes, holds no data"), health(b));
+    b.data ? h("div", { class: "grow" }, room(b, { asked })) : h("span", { class: "small quiet grow" }, "votes, holds no data"), health(b));
 }
