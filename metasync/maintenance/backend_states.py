@@ -51,10 +51,19 @@ def backends_now(s: Session, names: Sequence[str]) -> list[BackendState]:
 
 def listing(s: Session) -> BackendList:
     """All of the workspace's backends: see `Workspace.backend_list`."""
-    states = backends_now(s, sorted(s.connections.agreed_names))
+    states = [_with_evidence(s, state) for state in backends_now(s, sorted(s.connections.agreed_names))]
     moving = still_moving(s, None)
     forget_removed(s, moving)
     return BackendList(tuple(states), moving, survives(s.config), together(s.config))
+
+
+def _with_evidence(s: Session, b: BackendState) -> BackendState:
+    """The same, but distrusted where it answers as it should and did what no honest one does."""
+    seen = evidence.of(s.db, [b.name])
+    if not seen or b.state != "ok":
+        return b
+    said = f"{b.name} is not to be trusted (to end this warning: metasync backend link {b.name} URL)"
+    return replace(b, state=f"distrusted: {seen[-1].what}", condition="distrusted", warning=b.warning or said)
 
 
 def together(config: Config) -> tuple[Together, ...]:

@@ -162,12 +162,15 @@ def test_a_backend_restored_from_a_backup_is_named_for_good(lab: Lab) -> None:
     assert "rolled back" in states(w)["b"]
     told = w.status().evidence
     assert [(e.backend, e.what.split(" of ")[1]) for e in told] == [("b", "version 3 is gone")]
+    shown = lab.cli("backend", "list").out
+    assert "b: distrusted: " in shown and "metasync backend link b URL" in shown, "a list asks no log, and knows it"
     restore(lab.root / "newest", lab.store("b"))
     w = lab.reopen(w)
     assert [e.backend for e in w.status().evidence] == ["b"]
     assert "b is not to be trusted" in lab.cli("status").out
     w.backend_add(lab.url("d"), replaces="b")
     assert w.status().evidence == ()
+    assert "distrusted" not in lab.cli("backend", "list").out
 
 
 def restore(backup: Path, store: Path) -> None:
