@@ -37,7 +37,6 @@ class Handed:
         self._awaited = awaited
         self._parts = parts
         self._make = make
-        self._new = set(awaited)  # and not handed over yet
 
     @classmethod
     def begin(
@@ -58,13 +57,11 @@ class Handed:
 
     def take(self, i: int, entry: Entry, data: bytes | memoryview) -> bool:
         """Hands a file over. False: it is to be made here. Raises what `make` does, of other files."""
-        if i not in self._awaited or i not in self._new or entry.root:  # some of it came before
-            self.settle()
+        if i not in self._awaited:
             return False
         parent, name = self._stage.place(i)
         job = parent, name, entry.mode & 0o777, self._stage.tree.mode_of(entry.mode), entry.mtime_ns, entry.size
         if self._maker.add(i, job, data):
-            self._new.discard(i)
             return True
         self._hear(self._maker.told())
         return False

@@ -20,6 +20,7 @@ import marshal
 import mmap
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -73,6 +74,8 @@ class Maker:
 
     def __init__(self, channel: socket.socket, memory: mmap.mmap, process: subprocess.Popen[bytes] | None) -> None:
         self._channel = channel
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
         self._process = process
         self._view = memoryview(memory)
         self._free = list(range(SLOTS))
@@ -86,7 +89,7 @@ class Maker:
     @classmethod
     def start(cls, directory: int) -> Maker | None:
         """Starts a process that makes files below this directory. None: it cannot be started."""
-        where = os.pathsep.join(place for place in sys.path if isinstance(place, str))
+        where = os.pathsep.join(map(str, sys.path))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             size = SLOTS * (TABLE_BYTES + DATA_BYTES)
@@ -116,7 +119,7 @@ class Maker:
         size = len(data)
         if size > DATA_BYTES or len(job[0]) + len(job[1]) > NAMES_BYTES_MAX:
             return False
-        if self._filling is not None and self._bytes + size > DATA_BYTES:
+        if self._bytes + size > DATA_BYTES:
             self._send()
         if self._filling is None:
             if self._process is None or not self._free:
@@ -159,18 +162,14 @@ class Maker:
 
     def _heard(self, wait: bool) -> bytes | None:
         """The next message; None: there is none now. b"": there will be none any more."""
+        if wait:
+            self._poll.poll(SILENT_S * 1000)
         try:
-            if not wait:
-                return self._channel.recv(MESSAGE.size, socket.MSG_DONTWAIT)
-            self._channel.settimeout(SILENT_S)
-            return self._channel.recv(MESSAGE.size)
+            return self._channel.recv(MESSAGE.size, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return None
+            return b"" if wait else None
         except OSError:
             return b""
-        finally:
-            if wait:
-                self._channel.settimeout(None)
 
     def _outcomes(self, slot: int, size: int) -> Iterator[Told]:
         table = slot_at(slot)[0]

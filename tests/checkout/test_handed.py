@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import marshal
+import mmap
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,13 @@ from workdir import DIR, File, QuietDisk, Workspace, entries, entry, read, trees
 
 from metasync.checkout import maker
 from metasync.checkout.checkout import Change, Checkout
-from metasync.checkout.file_maker import DATA_BYTES, FILES_MAX, TABLE_BYTES, fields
+from metasync.checkout.file_maker import DATA_BYTES, FILES_MAX, MESSAGE, TABLE_BYTES, fields, make, serve, slot_at
 from metasync.checkout.held import go_on, hold
 from metasync.checkout.maker import NAMES_BYTES_MAX, Maker, is_python, may_pay
 from metasync.errors import WorkspaceError
 from metasync.worktree.disk import Disk
 from metasync.worktree.index import load_rows
+from metasync.worktree.tree import DirTree
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create") or len(os.sched_getaffinity(0)) < 2, reason="no second core, or no shared memory"
@@ -259,7 +263,34 @@ def test_a_name_that_is_a_file_in_parts_stays(work: Workspace) -> None:
     os.link(tmp / "0", tmp / "1")
     handed._remove(1)
     assert (tmp / "1").exists()
+    (tmp / "1").unlink()
+    (tmp / "1").write_bytes(b"a part")
+    handed._remove(1)
+    assert not (tmp / "1").exists()
     checkout.pause()
+
+
+def test_a_name_that_is_a_directory_stays(work: Workspace) -> None:
+    begun = Begun(work)
+    begun.stopped()
+    begun.staged(b"d/run").mkdir()
+    handed = begun.checkout._handed
+    assert handed is not None
+    handed._remove(begun.number(b"d/run"))
+    assert begun.staged(b"d/run").is_dir()
+    begun.staged(b"d/run").rmdir()
+    handed._remove(begun.number(b"d/run"))
+    begun.checkout.abandon()
+
+
+def test_nothing_is_handed_to_a_process_that_is_no_more(work: Workspace) -> None:
+    begun = Begun(work)
+    begun.process.kill()
+    begun.one_is_made(b"top")
+    begun.checkout.stage_whole(b"top2", TREE[b"top2"].data)
+    assert begun.number(b"top2") not in begun.checkout._awaited, "it is made here"
+    begun.deliver()
+    begun.ends_well()
 
 
 def test_a_process_that_says_nothing_is_ended(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,10 +430,26 @@ def test_what_is_left_out_is_not_made(work: Workspace) -> None:
     assert not (work.root / "top").exists()
 
 
-def test_what_comes_twice_is_made_anew(work: Workspace) -> None:
+def test_what_was_left_out_and_comes_all_the_same_is_not_made(work: Workspace) -> None:
+    begun = Begun(work)
+    begun.checkout.leave_out({b"d/run": "lost"})
+    begun.deliver()
+    begun.checkout.settle()
+    assert not begun.staged(b"d/run").exists()
+    applied = begun.checkout.apply()
+    assert [noted.path for noted in applied.unplaced] == [b"d/run"]
+    assert not (work.root / "d" / "run").exists()
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "made", "killed"])
+def test_what_comes_twice_is_made_anew(work: Workspace, meanwhile: str) -> None:
     begun = Begun(work)
     begun.deliver()
+    if meanwhile == "made":
+        begun.checkout.settle()
     begun.deliver()
+    if meanwhile == "killed":
+        killed(begun)
     begun.ends_well()
 
 
@@ -434,6 +481,39 @@ def test_tables_have_room_for_what_they_may_hold() -> None:
     assert len(marshal.dumps([job] * FILES_MAX, 0)) <= TABLE_BYTES
     outcome = (*[number] * 10, *[1e300] * 3, *[number] * 3)
     assert len(marshal.dumps([outcome] * FILES_MAX, 0)) <= TABLE_BYTES
+
+
+def test_the_process_fills_tables_until_its_socket_ends(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, mmap.mmap(-1, maker.SLOTS * (TABLE_BYTES + DATA_BYTES)) as memory:
+        table, at = slot_at(1)
+        packed = marshal.dumps([(b"", b"one", 0o600, 0o640, 7, 3), (b"", b"one", 0o600, 0o600, 7, 3)])
+        memory[table : table + len(packed)] = packed
+        memory[at : at + 6] = b"onetwo"
+        ours.send(MESSAGE.pack(1, len(packed)))
+        ours.shutdown(socket.SHUT_WR)
+        with closing(DirTree(b"", os.open(tmp_path, os.O_RDONLY), Disk())) as dirs:
+            serve(theirs.fileno(), memory, dirs)
+        slot, size = MESSAGE.unpack(ours.recv(MESSAGE.size))
+        made, taken = marshal.loads(memory[table : table + size])
+    assert (slot, taken) == (1, ())
+    assert read(tmp_path) == {b"one": File(b"one", 0o640, 7)}
+    assert os.stat_result(made).st_ino == (tmp_path / "one").stat().st_ino
+
+
+class Refusing(Disk):
+    """Takes a part of a file, and no more."""
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
+        super().write(fd, data[:1], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_process_leaves_nothing_of_what_it_cannot_make(tmp_path: Path) -> None:
+    with closing(DirTree(b"", os.open(tmp_path, os.O_RDONLY), Refusing())) as dirs:
+        assert make(dirs, (b"", b"f", 0o600, 0o600, 0, 3), memoryview(b"abc")) == ()
+        assert make(dirs, (b"none", b"f", 0o600, 0o600, 0, 3), memoryview(b"abc")) == ()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_stat_comes_back_as_it_was(tmp_path: Path) -> None:
