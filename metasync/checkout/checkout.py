@@ -480,7 +480,8 @@ class Checkout:
             self.db.put_records(REPLACED, kept)
             left = {plan.changes[i].path for i in placer.left} if plan.own else set()
             applied.without_room = waiting(plan, applied)
-            self.db.delete_records(UNPLACED, (change.path for change in plan.changes if change.path not in left))
+            were = self.db.unplaced().keys() - left
+            self.db.delete_records(UNPLACED, [change.path for change in plan.changes if change.path in were])
             if not plan.own:  # what others agreed is offered again by every pull
                 self.db.put_records(UNPLACED, (Unplaced(noted.path, noted.reason) for noted in applied.unplaced))
             for name, value in plan.commit.items():

@@ -348,6 +348,7 @@ class Packs(Sequence[PackRecord]):
         """`begins`: where each record begins, and as a last value where the last one ends."""
         self.data = data
         self._begins = begins
+        self._last: tuple[int, PackRecord] | None = None  # neighbours in a tree lie in one pack, mostly
 
     @classmethod
     def of(cls, records: Iterable[PackRecord]) -> Packs:
@@ -381,8 +382,13 @@ class Packs(Sequence[PackRecord]):
     def __getitem__(self, at: int | slice) -> PackRecord | tuple[PackRecord, ...]:
         if isinstance(at, slice):
             return tuple(self[n] for n in range(len(self))[at])
+        last = self._last
+        if last is not None and last[0] == at:
+            return last[1]
         data = self.packed(at if at >= 0 else range(len(self))[at])
-        return _held_record(data) if len(data) <= HELD_BYTES_MAX else _held_long_record(data)
+        record = _held_record(data) if len(data) <= HELD_BYTES_MAX else _held_long_record(data)
+        self._last = at, record
+        return record
 
     def __iter__(self) -> Iterator[PackRecord]:
         return map(_unpack_record, self._all())

@@ -182,7 +182,8 @@ class Contents:
             ids = [i for i in ids if i not in self.at_hand]
         if came := [(i, data) for i in ids if (data := self.along.pop(i, None)) is not None]:
             deliver([(Located(ObjectKind.BLOB, i, 0, 0, len(data)), memoryview(data)) for i, data in came])
-            ids = [i for i in ids if i not in dict(came)]
+            taken = {i for i, _ in came}
+            ids = [i for i in ids if i not in taken]
         if on_lost is not None and (unnamed := [i for i in ids if i not in self.index]):
             on_lost(unnamed, _in_no_pack(unnamed[0]))
             ids = [i for i in ids if i in self.index]
@@ -257,8 +258,9 @@ class Contents:
 
     def places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
         """Where an object may be read, in packs that are not `lost`. What is stored in a later way is none of them."""
-        places = [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]
-        places = [p for p in places if p[1].encoding <= DELTA]
+        places = [p for p in self.index.find(object_id) if p[1].encoding <= DELTA]
+        if lost:
+            places = [p for p in places if (p[0].generation, p[0].name) not in lost]
         if self._bad:
             places = [p for p in places if (p[0].generation, p[0].name, object_id) not in self._bad]
         return places
