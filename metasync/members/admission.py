@@ -58,13 +58,15 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
 
             used_up(s)
             return _arrived(s, s.load(s.newest_state()))
+        entering: Future[tuple[Decided, Heads | None]] | None = None
         with asking(s), _reading_index(s, s.newest_state()):
             state = agreement.ask_newest(s)
-        if agreement.is_in(s, devices := s.devices_of(state)):
-            s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
-            return _arrived(s, s.load(state))
-        entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
-        return Arrival(s.load(state), partial(_entered, s, entering))
+            if not agreement.is_in(s, devices := s.devices_of(state)):
+                entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
+        if entering is not None:
+            return Arrival(s.load(state), partial(_entered, s, entering))
+        s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
+        return _arrived(s, s.load(state))
     except NoQuorumError as e:  # better an older version than none, if that is said
         seen = agreement.newest_seen(s)
         if seen.tree_root is None:  # an empty folder would look like an empty workspace
@@ -110,13 +112,22 @@ def _apart(s: Session, newest: State, heads: Heads | None = None) -> str:
 def _entering(s: Session, state: State, devices: bytes, op_id: bytes) -> Task:
     """Has a device set agreed after `state`. -> (Decided, what other devices have synchronised of it if it is ours)."""
     prepared = _if_it_can(s.group.prepare(state))
-    done = yield Gather({"stored": s.group.put_const(state, devices), "prepared": prepared})
+    stored = s.group.put_const(state, devices)
+    done = yield Gather({"stored": stored, "prepared": prepared, "before": _state_before(s.group, state)})
     decided: Decided = yield from agreement.proposing(s, state, Change(op_id=op_id, devices=done["stored"]))
     if not decided.mine:
         return decided, None
     hint = _if_it_can(s.group.write_hint(state, decided.state, now=True))
     looked = s.group.check_heads(decided.state, sorted(s.names.values()))
     return decided, (yield Gather({"heads": looked, "hint": hint}))["heads"]
+
+
+def _state_before(group: Group, state: State) -> Task:
+    """Reads the state before this one beside PREPARE: settling its index asks for it after that (consensus.md, rule
+    1.14)."""
+    if state.v > 0:
+        with contextlib.suppress(MetaSyncError):  # whoever needs it is told why
+            yield from group.state_at(state, state.v - 1)
 
 
 def _if_it_can(task: Task) -> Task:

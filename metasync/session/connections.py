@@ -316,7 +316,7 @@ class Connections:
         if stored_newest(self.db).config != self.config_hash:  # another process followed a change
             self.close()
             self._load()
-        elif mark != self._mark:  # a round that was used may be in an image of this process, too
+        elif self._mark not in (None, mark):  # a round that was used may be in an image of this process, too
             self.close()
         self._mark = mark
         if self._runtime is not None and self._group is not None:

@@ -349,7 +349,6 @@ def _work(function: Callable[[], None]) -> Generator[Any, Any, None]:
 
 HOLDER_BYTES: Final = 4 << 20  # of each backend: what a line of 5 MB/s carries while a tree is read
 UNCUT_BYTES_MAX: Final = HOLDER_BYTES + (HOLDER_BYTES >> 3)  # a pack of the usual size and its padding is not cut
-PACK_BYTES_LEAST: Final = 1 << 20  # smaller ones are there in one go when they are asked for
 
 
 Chosen: TypeAlias = tuple[PackRecord, str, int]
@@ -372,9 +371,7 @@ def choose(packs: Iterable[tuple[PackRecord, Sequence[str]]]) -> list[Chosen]:
 
 
 def first_bytes(record: PackRecord) -> int:
-    """How much of a pack to begin with: all of it, or its first segments; 0 where it is not worth it."""
-    if record.size < PACK_BYTES_LEAST:
-        return 0
+    """How much of a pack to begin with: all of it, or its first segments; 0 where the first one is too large."""
     if record.size <= UNCUT_BYTES_MAX:
         return record.size
     return max((at for at in pack_format.offsets(record.segments)[1:] if at <= HOLDER_BYTES), default=0)

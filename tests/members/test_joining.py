@@ -8,9 +8,10 @@ import pytest
 from workspace_kit import PASSPHRASE, QUICK_S, Lab, tree_of, write
 
 from metasync.checkout.checkout import Checkout
-from metasync.consensus import JOURNAL_KEY, Change, State
-from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
+from metasync.consensus import JOURNAL_KEY, Change, Group, State
+from metasync.errors import DamagedError, ExcludedError, NoQuorumError, UnreachableError, UsageError
 from metasync.members import admission
+from metasync.runtime.effects import Sleep
 from metasync.session import agreement
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
@@ -18,6 +19,7 @@ from metasync.testing.counting import CountingBackend
 from metasync.transfer.contents import Contents
 from metasync.workspace import Workspace
 
+STEP_S, HUNG_STEPS = 0.01, 6000
 FILES = {"a/one": b"1" * 5000, "a/two": b"2", "three": b"3" * 70_000}
 
 
@@ -65,6 +67,66 @@ def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pyt
         assert s.base_state() == s.newest_state()
         assert s.db.get(BASE_KEY) == s.newest_state()
         assert agreement.is_in(s, s.devices_of(s.base_state()))
+    assert d.status().newest == 2
+
+
+def test_the_connections_that_found_the_workspace_stay(lab: Lab) -> None:
+    published(lab)
+    before = len(lab._all_counts)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(d.directory).keys() >= {b"three"}
+    assert sorted(place for place, _ in lab._all_counts[before:]) == ["a", "b", "c"], "each was opened once"
+
+
+def test_nothing_is_asked_for_between_the_promise_and_the_vote(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settling the index of its base asks for the state before that: it is read beside PREPARE."""
+    published(lab)
+    known: list[bool] = []
+    really = agreement.proposing
+
+    def proposing(s: Session, base: State, change: Change) -> Any:
+        known.append(base.prev in s.group.participant.states)
+        return really(s, base, change)
+
+    monkeypatch.setattr(agreement, "proposing", proposing)
+    lab.clone(lab.urls("a", "b", "c"))
+    assert known == [True]
+
+
+def test_a_state_before_that_cannot_be_read_stops_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lab)
+
+    def state_at(*_: Any) -> Any:
+        raise DamagedError("gone")
+        yield
+
+    monkeypatch.setattr(Group, "state_at", state_at)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert d.status().newest == 2
+
+
+def test_the_device_is_proposed_while_the_index_comes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lab)
+    order: list[str] = []
+    index_files, entering = admission._index_files, admission._entering
+
+    def slow(*a: Any) -> Any:
+        for _ in range(HUNG_STEPS):
+            if order:
+                break
+            yield Sleep(STEP_S)
+        files = yield from index_files(*a)
+        order.append("index")
+        return files
+
+    def watched(*a: Any) -> Any:
+        order.append("proposing")
+        return (yield from entering(*a))
+
+    monkeypatch.setattr(admission, "_index_files", slow)
+    monkeypatch.setattr(admission, "_entering", watched)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert order == ["proposing", "index"]
     assert d.status().newest == 2
 
 
