@@ -129,7 +129,8 @@ def get_recent_preparing(m: Participant, enter: Enter, known: State, deadline_s:
     """-> what `get_recent` does, for who is about to propose the next version: asked by its PREPARE (rule 2.2).
 
     A quorum that promises and holds no vote shows that there is nothing newer, as entries that are absent do. Else all
-    is asked as ever. `prepare` and `propose` go on from the promises. `hurry`: whether somebody waits for it.
+    is asked as ever; where a create found an entry of another, that is read at once with the end of its log. `prepare`
+    and `propose` go on from the promises. `hurry`: whether somebody waits for it.
     """
     deadline = (yield Now()) + deadline_s
     instance: Instance = yield from enter(known)
@@ -137,7 +138,7 @@ def get_recent_preparing(m: Participant, enter: Enter, known: State, deadline_s:
     m.remember_state(known)
     m.reached = known
     with contextlib.suppress(BehindFloorError, NoQuorumError, DamagedError):  # the look says more of it
-        if (yield from prepare(m, instance, deadline_s * PREPARE_SHARE, hurry)):
+        if (yield from prepare(m, instance, deadline_s * PREPARE_SHARE, hurry, reads=False)):
             if instance.is_quiet_below(instance.prepared):
                 return known
             instance.take_prepared()

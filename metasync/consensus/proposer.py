@@ -164,7 +164,7 @@ class _Attempt:
                 return decided
             yield from self._lost(Kind.ACCEPT)
 
-    def prepare(self, hurry: Hurry) -> Task:
+    def prepare(self, hurry: Hurry, *, reads: bool = True) -> Task:
         """Phase 1 alone, once. -> bool: a quorum promised, or there is no phase 1 to do."""
         i, m = self.instance, self.m
         prepared = i.take_prepared()
@@ -177,7 +177,7 @@ class _Attempt:
         i.begin()
         yield from self._learn_skip()  # remembered: the value will need it
         self._new_round()
-        yield from self._phase(Kind.PREPARE, linger=hurry)
+        yield from self._phase(Kind.PREPARE, linger=hurry, reads=reads)
         if i.promises(self.round) < i.quorum:
             return False
         i.prepared = self.round
@@ -272,11 +272,12 @@ class _Attempt:
             yield Persist(JOURNAL_KEY.name, Journal(self.own.op_id, self.instance.base).encode())
             self.sent = True
 
-    def _phase(self, kind: Kind, *, linger: Hurry | None = None) -> Task:
+    def _phase(self, kind: Kind, *, linger: Hurry | None = None, reads: bool = True) -> Task:
         """Sends one message to all acceptors, until a quorum has it or cannot have it any more.
 
         `linger`: there is time until it says so. Waits a little for the rest too: the next message is quicker where
-        this one is known to stand, and a quorum of five is had sooner than one of the same three.
+        this one is known to stand, and a quorum of five is had sooner than one of the same three. `reads`: see
+        `append`.
         """
         i, m = self.instance, self.m
         check_admitted(m, i.devices, i.v)
@@ -284,7 +285,7 @@ class _Attempt:
         now = yield Now()
         branches: dict[str, Task] = {}
         for acceptor in i.acceptors.values():
-            branches[acceptor.name] = acceptor.append(kind, self.round, value, self.stale)
+            branches[acceptor.name] = acceptor.append(kind, self.round, value, self.stale, reads=reads)
         branches[_TIMER] = _timer(m, PHASE_RTTS) if linger is None else _timer(m, LINGER_RTTS, linger)
 
         def until(results: Mapping[str, Any]) -> bool:
@@ -392,13 +393,13 @@ def propose(m: Participant, instance: Instance, make_value: MakeValue, op_id: by
     return Decided(state, attempt.op_id is not None and state.op_id == attempt.op_id)
 
 
-def prepare(m: Participant, instance: Instance, deadline_s: float, hurry: Hurry) -> Task:
+def prepare(m: Participant, instance: Instance, deadline_s: float, hurry: Hurry, *, reads: bool = True) -> Task:
     """Sends PREPARE ahead of the value, while the last of an upload is under way. -> bool: `propose` need not.
 
     Whatever comes of it, `propose` on the same instance goes on from there. A promise binds nobody to go on. `hurry`:
-    whether the upload has ended.
+    whether the upload has ended. Not `reads`: what others wrote is left to the look that follows.
     """
-    return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).prepare(hurry))
+    return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).prepare(hurry, reads=reads))
 
 
 def settle(m: Participant, instance: Instance, deadline_s: float) -> Task:

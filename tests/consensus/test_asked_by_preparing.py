@@ -6,24 +6,27 @@ from collections import Counter
 
 import pytest
 from forger_kit import Forger
-from paxos_world import change
+from paxos_world import Store, change
 from test_blocks import MIXED, Place
 from test_one_look import Look
 
 from metasync.consensus import State, learner
+from metasync.consensus.acceptors.log import LAG_TRIES
 from metasync.consensus.acceptors.view import DELTA_S
 from metasync.consensus.proposer import look_around
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
-from metasync.errors import DamagedError, NoQuorumError
-from metasync.runtime.effects import Task
+from metasync.errors import DamagedError, NoQuorumError, NotFoundError
+from metasync.runtime.effects import Op, Reply, Task
+
+ANSWER_S = 0.05
 
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Look:
     """Every request takes as long, so that all three are heard."""
     made = Look()
-    monkeypatch.setattr(made.world, "_delay", lambda *_: 0.05)
+    monkeypatch.setattr(made.world, "_delay", lambda *_: ANSWER_S)
     return made
 
 
@@ -68,6 +71,55 @@ def test_a_version_that_others_decided_is_found(look: Look) -> None:
     instance = look.world.do(look.group.enter(newest))
     assert instance.prepared == NEVER
     assert propose(look, newest).v == newest.v + 1
+
+
+def test_a_version_that_others_decided_is_known_after_two_answers(look: Look) -> None:
+    """A create that finds another's entry is followed by one read: PREPARE, ACCEPT, the end, and nothing beyond."""
+    writer = look.ws.group(b"v" * 16, 0)  # a process of its own, so that PREPARE stands there too
+    newest = look.world.do(writer.propose(look.base, lambda: change(b"o" * 16)), {}).state
+    look.world.run()
+    requests(look)
+    began = look.world.now
+    newest_seen = look.world.do(look.group.get_recent_preparing(look.base), {})
+    assert newest_seen == newest
+    assert look.world.now - began < 2.5 * ANSWER_S
+    read = sorted(sum(op.kind == "get" and "/px/" in op.path for op in ops) for ops in look.world.requests.values())
+    assert read == [4, 4, 4], "the third as well, whose answer was not waited for"
+    assert requests(look)["create px"] == 3
+    assert propose(look, newest).v == newest.v + 1
+
+
+@pytest.mark.parametrize("late", [1, LAG_TRIES - 1, LAG_TRIES])
+def test_an_entry_that_is_said_to_be_there_is_no_end_of_the_log(look: Look, late: int) -> None:
+    """Stores that show what they took a little later: with two of them nothing would seem newer."""
+    newest = look.push(look.base)
+    unshown: dict[str, Counter[str]] = {name: Counter() for name in "ab"}
+
+    def answer(_: str, op: Op, store: Store) -> Reply:
+        if op.kind == "get" and "/px/" in op.path and op.path in store:
+            unshown[op.backend][op.path] += 1
+            if unshown[op.backend][op.path] <= late:
+                return Reply(error=NotFoundError("not yet"))
+        return store.do(op)
+
+    look.world.liars = dict.fromkeys("ab", answer)
+    if late < LAG_TRIES:
+        assert asked(look) == newest
+        return
+    instance = look.instance()
+    for acceptor in instance.acceptors.values():
+        acceptor.taken = 0
+    look.world.do(look_around(look.group.participant, instance, 9.0, everybody=True), {})
+    assert not instance.quiet()
+    assert {look.group.standings[name].kind for name in "ab"} == {"down"}
+
+
+def test_an_acceptor_that_was_emptied_holds_nothing_that_was_said_to_be_there(look: Look) -> None:
+    acceptor = next(iter(look.instance().acceptors.values()))
+    acceptor.taken = 0
+    acceptor.forget()
+    assert look.world.do(acceptor.look(), {}).kind == "done"
+    assert acceptor.ended
 
 
 @pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "c"]])
@@ -191,7 +243,7 @@ def test_without_a_quorum_it_takes_no_longer_than_a_look(look: Look) -> None:
 def test_where_a_proposal_cannot_begin_a_look_goes_on(
     look: Look, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> Task:
+    def fails(*_: object, **__: object) -> Task:
         raise error
         yield
 

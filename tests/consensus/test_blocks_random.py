@@ -77,9 +77,9 @@ def caught(forms: Sequence[Form] = ONE_OF_EACH) -> bool:
 def not_after(*kinds: Kind) -> Callable[..., Task]:
     """`_append` whose read after the write is left out for these kinds; round 0 counts as kind DECIDED here."""
 
-    def append(self: BlockAcceptor, kind: Kind, rnd: Any, value: Any, stale: Any) -> Task:
+    def append(self: BlockAcceptor, kind: Kind, rnd: Any, value: Any, stale: Any, **options: Any) -> Task:
         if (Kind.DECIDED if rnd.n == 0 else kind) not in kinds:
-            return (yield from APPEND(self, kind, rnd, value, stale))
+            return (yield from APPEND(self, kind, rnd, value, stale, **options))
         blocks = self.log
         failed = yield from self._claim()
         if failed is None and not blocks.stands(kind, rnd):

@@ -321,12 +321,12 @@ def accept_minority() -> None:
     """One acceptor of three has accepted: whether that counts is for others to find out."""
     append = LogAcceptor.append
 
-    def dying(self: Any, kind: Any, *rest: Any) -> Any:
+    def dying(self: Any, kind: Any, *rest: Any, **options: Any) -> Any:
         if kind is not proposer.Kind.ACCEPT:
-            return (yield from append(self, kind, *rest))
+            return (yield from append(self, kind, *rest, **options))
         if self.acceptor_id != min(self.everybody):
             yield effects.Sleep(60)
-        yield from append(self, kind, *rest)
+        yield from append(self, kind, *rest, **options)
         return _die()
 
     LogAcceptor.append = dying  # type: ignore[method-assign]

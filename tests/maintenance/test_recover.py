@@ -401,11 +401,11 @@ def cut(patch: pytest.MonkeyPatch, *names: str) -> None:
     """These take no ACCEPT any more."""
     real = LogAcceptor.append
 
-    def append(self: LogAcceptor, kind: Kind, *rest: Any) -> Any:
+    def append(self: LogAcceptor, kind: Kind, *rest: Any, **options: Any) -> Any:
         if kind is Kind.ACCEPT and self.name in names:
             yield Sleep(0.01)
             return Outcome("failed", "cut")
-        return (yield from real(self, kind, *rest))
+        return (yield from real(self, kind, *rest, **options))
 
     patch.setattr(LogAcceptor, "append", append)
     patch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 1.0})

@@ -267,10 +267,10 @@ def _exists_is_mine() -> Iterator[None]:
 def _jump_index() -> Iterator[None]:
     real = LogAcceptor.append
 
-    def append(self: LogAcceptor, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
+    def append(self: LogAcceptor, kind: Kind, rnd: Round, value: Any, stale: Round, **options: Any) -> Task:
         if self.log.next_idx == 0:
             self.log.hashes.append(ZERO_HASH)
-        return (yield from real(self, kind, rnd, value, stale))
+        return (yield from real(self, kind, rnd, value, stale, **options))
 
     with mock.patch.object(LogAcceptor, "append", append):
         yield

@@ -221,7 +221,7 @@ class BlockAcceptor(AcceptorView):
 
     # writing
 
-    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
+    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round, *, reads: bool = True) -> Task:
         """Writes one message as this device's next block, then reads all the others. -> Outcome.
 
         A message that stands already, from a try that was given up, is not written again, only read for; and where

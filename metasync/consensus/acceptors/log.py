@@ -33,9 +33,11 @@ from metasync.errors import BackendError, FormatError, UpgradeError
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, patience_s
 
 CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome is unknown
+UNSHOWN: Final = "says that a log entry exists, and does not show it"
 LAG_TRIES: Final = 5  # reads of a slot that a create found taken (a provider's reads may lag)
 RETRY_FIRST_S: Final = 0.05
 AHEAD: Final = 2  # entries read side by side once a log is known to hold one: ACCEPT after PREPARE, and the end
+AHEAD_OF_TAKEN: Final = 3  # the same where a create found another's entry: a PREPARE, its ACCEPT, and the end
 AHEAD_MAX: Final = 16  # the same in a log that turns out to be long: one of 10,000 entries takes some 700 round trips
 FULL: Final = "its log takes no more entries of this version"
 NO_ROOT: Final = "the index that rides in the entries of this version is not known"
@@ -48,6 +50,7 @@ class LogAcceptor(AcceptorView):
     log: Log
 
     def _empty(self) -> Log:
+        self.taken = -1
         return Log(self.m.keys, self.rules, self.acceptor_id)
 
     def place(self, idx: int, v: int | None = None, epoch: int | None = None) -> str:
@@ -99,7 +102,8 @@ class LogAcceptor(AcceptorView):
         self.ended = False
         if self.reach() is None:
             return self.out_of_reach()
-        width = 1
+        others_wrote = any(0 <= a.taken == a.log.next_idx for a in self.everybody.values())  # here too, then
+        width, lags = AHEAD_OF_TAKEN if others_wrote else 1, 0
         while (log := self.log).usable:
             before = yield Now()
             branches = {str(i): self.get(self.place(log.next_idx + i)) for i in range(width)}
@@ -115,19 +119,23 @@ class LogAcceptor(AcceptorView):
             self.m.waited((yield Now()) - before)
             if not got.get("floor", True) or not (yield from self.has_no_floor(self.v)):
                 return Outcome("failed", "its floor is above, or is not known")
-            if got.get("beyond", False):
-                self.beyond = True
+            self.beyond |= got.get("beyond", False)
             for i in range(width):
                 found = got[str(i)]
                 if isinstance(found, BackendError):
                     return self.fault(found)
                 if found is None:
                     self.note_read(before)
-                    self.ended = True
+                    self.ended = log.next_idx != self.taken
                     break
                 self._take_in(log, found)
                 if not log.usable:
                     break
+            if log.usable and log.next_idx == self.taken:  # it was said to be there, and is not shown yet
+                if (lags := lags + 1) == LAG_TRIES:
+                    return self.fault(BackendError(UNSHOWN))
+                yield Sleep(RETRY_FIRST_S * (1 << lags))
+                continue
             if self.ended:
                 self.judge()
                 return Outcome("done")
@@ -186,12 +194,13 @@ class LogAcceptor(AcceptorView):
 
     # appending
 
-    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
+    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round, *, reads: bool = True) -> Task:
         """Appends one message to the log. -> Outcome.
 
         A create at the first index not read either succeeds, and then the log before it is known (Lemma A), or finds
         the slot taken, and then that entry is read and replayed and the next index tried. A reply that got lost is
         asked for again with the same bytes at the same index. PREPARE does not climb over foreign rounds above `stale`.
+        Not `reads`: a slot that is taken is `met`, and left to the `look` that follows.
 
         The birth object is read beside every create: a vote counts only where it is right, because a root that was
         wiped accepts what it had promised not to (consensus.md, rule 1.9); and so does a promise, because a root that
@@ -236,9 +245,9 @@ class LogAcceptor(AcceptorView):
                 self.note_read(before)
             else:
                 checked = False
-                error = yield from self._read_taken()
-                if error is not None:
-                    return self.fault(error)
+                outcome = yield from self._behind_taken(reads)
+                if outcome is not None:
+                    return outcome
 
     def sealed(self, log: Log, kind: Kind, rnd: Round, value: State | None, entropy: bytes) -> tuple[Entry, bytes]:
         """The next entry of the log, and its bytes."""
@@ -263,6 +272,14 @@ class LogAcceptor(AcceptorView):
             return got["create"], Outcome("failed", "its floor is above, or is not known")
         return got["create"], None
 
+    def _behind_taken(self, reads: bool) -> Task:
+        """After a create that found its slot taken. -> None where the entry there was read, or the Outcome."""
+        if not reads:
+            self.taken = self.log.next_idx
+            return self.vouch(Outcome("met"))
+        error = yield from self._read_taken()
+        return None if error is None else self.fault(error)
+
     def _read_taken(self) -> Task:
         """Reads the slot that a create found taken. -> None, or the `BackendError`."""
         log = self.log
@@ -282,7 +299,7 @@ class LogAcceptor(AcceptorView):
                     self.note_read(before)
                 return None
             yield Sleep(RETRY_FIRST_S * (1 << attempt))
-        return BackendError("says that a log entry exists, and does not show it")
+        return BackendError(UNSHOWN)
 
     def _known_outcome(self, log: Log, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Outcome | None:
         """What the log says about our message already; None: it has to be appended."""

@@ -73,10 +73,13 @@ class AcceptorView(ABC):
         vouched   its birth object was seen right beside its promise
         ended     its log was read to its end
         beyond    it was seen to hold nothing of the version after this one
+
+    `taken`: the index that a create found taken, and that was not read then; -1 without.
     """
 
     form: ClassVar[Form]
     log: Log | Blocks
+    taken = -1
 
     def __init__(
         self,
@@ -133,8 +136,11 @@ class AcceptorView(ABC):
         """Where entries of others lie that are not read yet, if there are any."""
 
     @abstractmethod
-    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
-        """Has it take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
+    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round, *, reads: bool = True) -> Task:
+        """Has it take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`.
+
+        Not `reads`: what others wrote there is not read by it, where the form of the acceptor allows for that.
+        """
 
     @abstractmethod
     def first_entry(self, v: int) -> Task:
