@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.ballast import WithBallast
 from metasync.backends.wrappers.last_write import write_refused
-from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
+from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed, dial
 from metasync.consensus import ZERO_HASH, Group
 from metasync.consensus.hints import OwnHead
 from metasync.consensus.records.era import Tombstone
@@ -399,6 +399,12 @@ class Connections:
         way.store = backend
         way.view = WithBallast(Prefixed(backend, way.link.folder), lambda: self.given_up.add(way.name))
         return way.view
+
+    def dial(self) -> None:
+        """Has the open stores begin to open connections, for an operation that will soon ask them."""
+        for way in self.ways.values():
+            if way.store is not None:
+                dial(way.store)
 
     def store(self, name: str) -> Backend | None:
         """The open store of this name, an `AbsentBackend` where it cannot be had; None: there is no way to it."""

@@ -186,6 +186,7 @@ def _looked(s: Session, stack: contextlib.ExitStack) -> PushReport | no_change.B
 
     if asks and not s.around.looks:
         if agreement.may_prepare(s):
+            s.connections.dial()
             s.tree.looked = begin_late
         else:
             begin()

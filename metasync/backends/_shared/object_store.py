@@ -33,6 +33,7 @@ _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 200, and all but packs are so small.
 _TRIED_BYTES_MAX: Final = 1 << 13
 NAMES_MAX: Final = 1 << 18  # below one folder of ours are at most some 10,000; more fill our memory
+AHEAD: Final = 5  # connections: a look behind another's entry has three entries, a birth and what lies beyond at once
 PAGES_MAX: Final = 1 << 12  # a server may send pages of few names, or of none
 
 # Names that nobody can rent: what answers there is one's own, and what people run themselves is mostly MinIO or Ceph.
@@ -73,7 +74,7 @@ class ObjectStoreBackend(ABC):
         self._root = root
         self._prefix = f"{prefix}/" if prefix else ""
         self._may_be_another = is_readable(url)
-        self._wire: Wire = Wire(url)
+        self._wire: Wire = Wire(url, ahead=AHEAD)
         self._knows_no_such_call = False
 
     def __repr__(self) -> str:
@@ -201,6 +202,10 @@ class ObjectStoreBackend(ABC):
 
     def close(self) -> None:
         self._wire.close()
+
+    def dial(self) -> None:
+        """Begins to open the connections that calls soon to come will want. It waits for none, and fails for none."""
+        self._wire.dial()
 
     def probe(self) -> LogForm:
         """The form, or "none" if the server broke `create`'s promise in a probe (`race_probe.keeps_creates`)."""

@@ -179,12 +179,19 @@ class Wire:
     """Requests to one server, from several threads, each over a connection of its own. `close` it."""
 
     def __init__(
-        self, url: str, *, steps: Mapping[str, str] = STEPS, authorities: str = "", may_proxy: bool = True
+        self,
+        url: str,
+        *,
+        steps: Mapping[str, str] = STEPS,
+        authorities: str = "",
+        may_proxy: bool = True,
+        ahead: int = 0,
     ) -> None:
         """`url`: scheme, host and port of the server. `RefusedError` if the environment's proxy cannot be used.
 
         `steps`: what to do where there is no answer (`no_answer`). `authorities`: a file or folder with the
-        certificates to accept; "": the system's. `may_proxy`: whether a proxy of the environment is used.
+        certificates to accept; "": the system's. `may_proxy`: whether a proxy of the environment is used. `ahead`: so
+        many connections are opened at once, side by side, with the first request or by `dial`.
         """
         parts = urlsplit(url)
         self._is_secure = parts.scheme == "https"
@@ -202,9 +209,18 @@ class Wire:
         self._authorities = authorities
         self._idle: list[tuple[float, Line]] = []
         weakref.finalize(self, _close_all, self._idle)  # of a backend that nobody closed
-        self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._ahead = ahead if self._proxy is None else 0  # a proxy is asked for no line that nobody wants
         self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins anew in this process, with no connection."""
+        self._process = os.getpid()
+        self._lock = threading.Condition()
+        self._dials = 0  # connections that are being opened ahead
+        self._waiting = 0  # requests that wait for one of them
+        self._has_dialled = self._ahead == 0
+        self._failure: Exception | None = None  # why the last one did not come about
 
     @contextlib.contextmanager
     def exchange(
@@ -280,10 +296,38 @@ class Wire:
                 raise TooLongError
             return answer
 
+    def dial(self) -> None:
+        """Begins to open the connections that requests soon to come will want, once. A failure is theirs to tell."""
+        with self._lock:
+            if self._has_dialled or self._closed:
+                return
+            self._has_dialled, self._dials = True, self._ahead
+        for _ in range(self._ahead):
+            threading.Thread(target=self._dialled, args=(self._lock,), name="metasync-dial", daemon=True).start()
+
+    def _dialled(self, lock: threading.Condition) -> None:
+        """Opens one connection ahead. `lock`: that of the process in which this began."""
+        sock: Line | None = None
+        failure: Exception | None = None
+        try:
+            sock = self._connect()
+        except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+            failure = error
+        with lock:
+            self._dials -= 1
+            self._failure = failure or self._failure
+            if sock is not None and not self._closed:
+                self._idle.append((time.monotonic(), sock))
+                sock = None
+            lock.notify_all()
+        if sock is not None:
+            sock.close()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
             _close_all(self._idle)
+            self._lock.notify_all()
 
     def _send(
         self, sock: Line, method: str, target: str, headers: Mapping[str, str], body: bytes
@@ -310,23 +354,34 @@ class Wire:
         return None
 
     def _take(self) -> Line | None:
-        """A connection that was kept; None if there is none, or none that is fit for use."""
+        """A connection that was kept, or that is being opened ahead; None if there is none, or none fit for use."""
         if self._process != os.getpid():  # forked: on the old connections each process would hear the other's answers
-            self._lock, self._process = threading.Lock(), os.getpid()
+            self._begin()
             _close_all(self._idle)
-        old: list[Line] = []
-        found: Line | None = None
+        self.dial()
         with self._lock:
             assert not self._closed, "the backend was closed"
-            while self._idle and found is None:
-                since, sock = self._idle.pop()
-                if time.monotonic() - since < _IDLE_S and not _has_word(sock):
-                    found = sock
-                else:
-                    old.append(sock)
-        for sock in old:
+            found = self._fit()
+            has_waited = False
+            while found is None and self._dials > self._waiting:
+                self._waiting, has_waited = self._waiting + 1, True
+                self._lock.wait()
+                self._waiting -= 1
+                if self._closed:
+                    raise ConnectionAbortedError
+                found = self._fit()
+            if found is None and has_waited and self._failure is not None:
+                raise self._failure  # another try would take as long, and end like this
+            return found
+
+    def _fit(self) -> Line | None:
+        """Takes an idle connection that is fit for use, and closes others that it meets. The lock is held."""
+        while self._idle:
+            since, sock = self._idle.pop()
+            if time.monotonic() - since < _IDLE_S and not _has_word(sock):
+                return sock
             sock.close()
-        return found
+        return None
 
     def _connect(self) -> Line:
         """A new connection, through the proxy where there is one. `OSError`."""
@@ -371,6 +426,7 @@ class Wire:
             with self._lock:
                 if not self._closed and len(self._idle) < _IDLE_MAX:
                     self._idle.append((time.monotonic(), sock))
+                    self._lock.notify()
                     return
         sock.close()
 
@@ -402,8 +458,16 @@ def _has_word(sock: Line) -> bool:
     return bool(poll.poll(0))
 
 
-@functools.lru_cache(maxsize=4)
+_context_lock = threading.Lock()  # `lru_cache` has threads that come at once make as many
+
+
 def _context(authorities: str, file: str, folder: str) -> ssl.SSLContext:
+    with _context_lock:
+        return _made_context(authorities, file, folder)
+
+
+@functools.lru_cache(maxsize=4)
+def _made_context(authorities: str, file: str, folder: str) -> ssl.SSLContext:
     """What certificates are accepted: those that are named, else the system's; 20 ms, so once for all."""
     if authorities:
         file, folder = ("", authorities) if os.path.isdir(authorities) else (authorities, "")

@@ -128,6 +128,13 @@ def layers(backend: Backend) -> Iterator[Backend]:
         yield backend
 
 
+def dial(backend: Backend) -> None:
+    """Has a store begin to open the connections that calls soon to come will want, where it can do so ahead."""
+    for layer in layers(backend):
+        if hasattr(layer, "dial"):  # `_shared.object_store.ObjectStoreBackend`, which many have no need to load
+            layer.dial()
+
+
 class Prefixed(Wrapper):
     """A folder of a backend as a backend of its own: every path gets the prefix. Closing it closes nothing."""
 
