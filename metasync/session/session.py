@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from metasync.session.write_index import AgreedIndexes
     from metasync.store.index import Index, IndexRoot, IndexSegment
     from metasync.store.packs import PackFormat
-    from metasync.transfer.contents import Contents
+    from metasync.transfer.contents import Contents, DeltaPlace
     from metasync.transfer.copies import Transfer
     from metasync.transfer.estimates import Estimates
     from metasync.worktree.ingest import Ingest, Sink
@@ -106,6 +106,7 @@ class Session:
         self.around = around
         self.recalled = False  # whether the agreement has been told of the states that are kept here
         self._along: dict[bytes, bytes] = {}  # of `Contents`
+        self._along_deltas: dict[DeltaPlace, bytes] = {}
         self._loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
         self._is_ahead = False  # packs were asked for before they were wanted
 
@@ -370,7 +371,9 @@ class Session:
         from metasync.transfer.contents import Contents
 
         newer = partial(newer_index, self, state)
-        return Contents(index, self.transfer, self.db, self.runtime, along=self._along, newer=newer)
+        made = Contents(index, self.transfer, self.db, self.runtime, along=self._along, newer=newer)
+        made.along_deltas = self._along_deltas
+        return made
 
     def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
         """The whole tree of an agreed state."""

@@ -31,6 +31,8 @@ WHOLE_BYTES_MAX = 128 << 10  # of a pack that is read as a whole with its trees:
 ALONG_BYTES_MAX = 8 << 20  # of such files, kept until they are asked for
 TREES_BYTES_MAX = 1 << 20  # of a pack's trees, as stored, that are taken along: those of 15,000 files
 
+DeltaPlace: TypeAlias = tuple[tuple[int, bytes], Located]
+"""A delta by the pack that it is in: (generation and name, where it lies there)."""
 T = TypeVar("T")
 OnLost: TypeAlias = Callable[[Sequence[bytes], MetaSyncError], None]
 """Gets the ids of objects that no backend has, and why, in the thread that called `fetch`."""
@@ -64,11 +66,11 @@ class NoBases:
 class Contents:
     """Reads objects through one index.
 
-    `at_hand`: objects kept for the next push, which no pack holds yet. `along`: blobs that came with trees, by id; each
-    is taken out when it is asked for. One session shares them. `newer`: asks for the newest agreed index; None where it
-    is this one, or cannot be had. It is asked once, before a pack that is gone is called damaged (consensus.md, rule
-    6.2): its objects may lie elsewhere by then, and are read through that index from there on. `explained`: makes the
-    error of an object that no index names say what else is known of it.
+    `at_hand`: objects kept for the next push, which no pack holds yet. `along`: blobs that came with trees, by id, and
+    `along_deltas`, by where they lie; each is taken out when it is asked for. One session shares them. `newer`: asks
+    for the newest agreed index; None where it is this one, or cannot be had. It is asked once, before a pack that is
+    gone is called damaged (consensus.md, rule 6.2): its objects may lie elsewhere by then, and are read through that
+    index from there on. `explained`: makes the error of an object that no index names say what else is known of it.
     """
 
     index: Index
@@ -77,6 +79,7 @@ class Contents:
     runner: Runner
     at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] = field(default_factory=dict)
     along: dict[bytes, bytes] = field(default_factory=dict, kw_only=True)
+    along_deltas: dict[DeltaPlace, bytes] = field(default_factory=dict, kw_only=True)
     newer: Callable[[], tuple[Index, Transfer] | None] = field(default=lambda: None, kw_only=True)
     bases: Bases = field(default_factory=NoBases, kw_only=True)
     explained: Callable[[DamagedError], MetaSyncError] = field(default=lambda error: error, kw_only=True)
@@ -195,7 +198,8 @@ class Contents:
 
         def want(wanted: Iterable[bytes]) -> None:
             for record, located in some.plan(wanted).values():
-                download.want(record, self._with_neighbours(record, located) if neighbours else located)
+                find = self._with_neighbours if neighbours else self._not_along
+                download.want(record, find(record, located, some))
 
         elsewhere: list[bytes] = []  # perhaps, by a newer index
         want(ids)
@@ -242,10 +246,17 @@ class Contents:
             self.has_asked, self._later = True, self.newer()
         return self._later
 
-    def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
+    def _not_along(self, record: PackRecord, located: list[Located], some: _Wanted) -> list[Located]:
+        """Takes the deltas of a pack that came along. -> what is still to be fetched of these objects."""
+        here = [(o, data) for o in located if (data := self.along_deltas.pop((record.id, o), None)) is not None]
+        some.take([(o, memoryview(data)) for o, data in here])
+        return [o for o in located if o not in dict(here)]
+
+    def _with_neighbours(self, record: PackRecord, located: list[Located], some: _Wanted) -> list[Located]:
         """Objects to fetch with `located`: all of a small pack, its trees if small, else all in the same segments."""
         if record.size <= WHOLE_BYTES_MAX:
-            return [o for o in self.index.inside(record) if o.encoding == WHOLE]
+            inside = [o for o in self.index.inside(record) if o.encoding <= DELTA]
+            return [o for o in inside if o.encoding == WHOLE or some.packs.setdefault(o, record.id) == record.id]
         trees = self.index.inside(record, blobs=False)
         if sum(record.segments[i].stored_bytes for i in {o.segment for o in trees}) <= TREES_BYTES_MAX:
             return trees
@@ -253,8 +264,17 @@ class Contents:
         return [o for o in self.index.inside(record) if o.segment in read and o.encoding == WHOLE]
 
     def _take_along(self, located: Located, data: memoryview) -> None:
-        if sum(map(len, list(self.along.values()))) + len(data) <= ALONG_BYTES_MAX:
+        if self._has_room_along(len(data)):
             self.along[located.id] = bytes(data)
+
+    def take_along(self, place: DeltaPlace, data: memoryview) -> None:
+        """Keeps a delta that came with trees."""
+        if self._has_room_along(len(data)):
+            self.along_deltas[place] = bytes(data)
+
+    def _has_room_along(self, size: int) -> bool:
+        held = (*list(self.along.values()), *list(self.along_deltas.values()))
+        return sum(map(len, held)) + size <= ALONG_BYTES_MAX
 
     def places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
         """Where an object may be read, in packs that are not `lost`. What is stored in a later way is none of them."""
@@ -267,7 +287,7 @@ class Contents:
 
     def only_in(self, packs: Mapping[bytes, tuple[int, bytes]]) -> Contents:
         """The same that reads these objects in one pack each, and nowhere else: not in a newer index, nor here."""
-        out = replace(self, at_hand={}, newer=lambda: None, along={}, bases=NoBases())
+        out = replace(self, at_hand={}, newer=lambda: None, along={}, along_deltas={}, bases=NoBases())
         for object_id, pack in packs.items():
             others = (record.id for record, _ in self.index.find(object_id) if record.id != pack)
             out._bad.update((*other, object_id) for other in others)
@@ -325,6 +345,7 @@ class _Wanted:
         self._opening: Opening | None = None  # once there is a delta
         self._not_here: set[bytes] = set()  # of the bases that seemed to be
         self._later: list[bytes] = []
+        self.packs: dict[Located, tuple[int, bytes]] = {}  # of deltas that come along: which of two alike is not told
         self.lost: Any = set[tuple[int, bytes]]()
         self.given_up: set[bytes] = set()
 
@@ -332,6 +353,9 @@ class _Wanted:
         """What arrived, from a worker thread."""
         if self._takes_all:
             self._deliver([(o, data) for o, data in objects if o.encoding == WHOLE])
+            for located, data in objects:
+                if located.encoding == DELTA:
+                    self._contents.take_along((self.packs[located], located), data)
         elif self._opening is not None:
             self._opening.take(objects)
         else:

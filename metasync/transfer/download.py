@@ -117,6 +117,8 @@ class Download:
     def want(self, record: PackRecord, objects: Iterable[Located]) -> None:
         """These objects of a pack are wanted too. May be called between what `run` yields."""
         t, pack = self._transfer, _Pack(record, objects)
+        if not pack.by_segment:
+            return
         order = [p.name for p in t.read_order(record.name)]
         if not order:
             self._lost.append(Lost(record, [o for some in pack.by_segment.values() for o in some], self._why(pack)))

@@ -13,6 +13,8 @@ from metasync.objects import delta
 from metasync.objects.model import ObjectKind
 from metasync.store.pack_format import Delta
 from metasync.store.packs import Packer
+from metasync.testing.counting import CountingBackend
+from metasync.transfer.contents import Contents
 
 NAMES = ("a", "b", "c")
 
@@ -77,6 +79,49 @@ def test_documents_in_deltas_come_to_other_devices(lab: Lab, deltas: list[int]) 
     assert len(deltas) == 4
     report = other.check(read_data=True)
     assert not (report.problems or report.lost or report.nowhere)
+
+
+def test_a_delta_in_a_small_pack_comes_with_its_trees(
+    lab: Lab, deltas: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed in a document is there with one request: its pack is not asked for twice."""
+    w = pushed(lab, 2)
+    other = lab.clone(lab.urls(*NAMES))
+    write(w.directory, {"doc": edited(2)})
+    w.push()
+    assert len(deltas) == 2
+    read: list[str] = []
+    get = CountingBackend.get
+
+    def getting(self: CountingBackend, path: str, **part: Any) -> bytes:
+        read.extend([path] * ("/packs/" in path))
+        return get(self, path, **part)
+
+    monkeypatch.setattr(CountingBackend, "get", getting)
+    other.pull()
+    assert (other.directory / "doc").read_bytes() == edited(2)
+    assert read
+    assert len(set(read)) == len(read), "no pack was asked for twice"
+
+
+@pytest.mark.parametrize("wrong", [b"", b"no delta"])
+def test_a_delta_that_came_along_and_is_wrong_is_told(
+    lab: Lab, deltas: list[int], wrong: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is checked as one that was fetched by itself."""
+    w = pushed(lab, 2)
+    other = lab.clone(lab.urls(*NAMES))
+    write(w.directory, {"doc": edited(2)})
+    w.push()
+    take = Contents.take_along
+
+    def taking(self: Contents, place: Any, _: memoryview) -> None:
+        take(self, place, memoryview(wrong))
+
+    monkeypatch.setattr(Contents, "take_along", taking)
+    with pytest.raises(MetaSyncError, match="cannot be read"):
+        other.pull()
+    assert (other.directory / "doc").read_bytes() == edited(1)
 
 
 @pytest.mark.parametrize("how", ["lost", "rotten"])
