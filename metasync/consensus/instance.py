@@ -221,6 +221,10 @@ class Instance:
             rounds.update({rnd: weight for rnd, x in log.votes.items() if x == value})
         return max(rounds, key=lambda rnd: (rounds[rnd], rnd), default=NEVER)
 
+    def has_unread(self) -> bool:
+        """True when a create found an entry of another that was not read yet."""
+        return any(a.has_unread for a in self.acceptors.values())
+
     def has_votes(self) -> bool:
         """True when any acceptor was seen to have accepted a value."""
         return any(a.log.votes for a in self.acceptors.values())

@@ -287,10 +287,14 @@ class _Attempt:
         for acceptor in i.acceptors.values():
             branches[acceptor.name] = acceptor.append(kind, self.round, value, self.stale, reads=reads)
         branches[_TIMER] = _timer(m, PHASE_RTTS) if linger is None else _timer(m, LINGER_RTTS, linger)
+        if not reads:
+            branches[_GRACE] = _grace(lambda: i.promises(self.round) >= i.quorum or i.has_unread())
 
         def until(results: Mapping[str, Any]) -> bool:
             won = i.promises(self.round) >= i.quorum if kind is Kind.PREPARE else i.decided() is not None
-            outcomes = [o for key, o in results.items() if key != _TIMER]
+            outcomes = [o for key, o in results.items() if key not in (_TIMER, _GRACE)]
+            if not reads and (won or i.has_unread()) and _GRACE not in results:
+                return len(outcomes) == len(i.acceptors)  # who comes a little late would be asked again at once
             contested = any(o.kind in ("met", "rejected", "closed") for o in outcomes)
             hopeless = sum(o.kind != "done" for o in outcomes) > len(i.acceptors) - i.quorum
             in_time = (won or contested) and _TIMER in results
@@ -427,7 +431,7 @@ def look_around(
     branches: dict[str, Task] = {a.name: a.look(beyond=beyond) for a in i.acceptors.values()}
     branches[_TIMER] = _timer(m, PHASE_RTTS)
     if grace:
-        branches[_GRACE] = _grace(i)
+        branches[_GRACE] = _grace(lambda: i.read() >= i.quorum)
 
     def until(results: Mapping[str, Any]) -> bool:
         ended = len(results) - (_TIMER in results) - (_GRACE in results)
@@ -454,10 +458,10 @@ def _timer(m: Participant, rtts: float, hurry: Hurry | None = None) -> Task:
         yield Sleep(left if hurry is None else min(left, HURRY_STEP_S))
 
 
-def _grace(i: Instance) -> Task:
-    """Ends when a quorum was read, and a little later."""
+def _grace(is_enough: Callable[[], bool]) -> Task:
+    """Ends when enough have answered, and a little later."""
     started = now = yield Now()
-    while i.read() < i.quorum:
+    while not is_enough():
         yield Sleep(max(GRACE_STEP_S, (now - started) * GRACE))
         now = yield Now()
     yield Sleep((now - started) * GRACE)

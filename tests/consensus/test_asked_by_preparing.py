@@ -89,6 +89,22 @@ def test_a_version_that_others_decided_is_known_after_two_answers(look: Look) ->
     assert propose(look, newest).v == newest.v + 1
 
 
+@pytest.mark.parametrize(("late", "is_heard"), [(0.2, True), (1.0, False)])
+@pytest.mark.parametrize("newer", [False, True])
+def test_who_comes_a_little_late_is_waited_for(look: Look, late: float, is_heard: bool, newer: bool) -> None:
+    """A fourth of what the others took, as in a look; who is later is asked again, at the cost of a round trip."""
+    newest = look.push(look.base) if newer else look.base
+    requests(look)
+    look.world.takes_s = {"a": ANSWER_S * 8, "b": ANSWER_S * 8, "c": ANSWER_S * 8 * (1 + late)}
+    assert asked(look) == newest
+    floors = Counter(op.backend for ops in look.world.requests.values() for op in ops if "/floor/" in op.path)
+    assert (floors["a"], floors["b"]) == (1, 1), "no answer of theirs was lost"
+    if newer:
+        assert floors["c"] == (1 if is_heard else 2)
+    else:
+        assert look.group.heard == ({"a", "b", "c"} if is_heard else {"a", "b"})
+
+
 @pytest.mark.parametrize("late", [1, LAG_TRIES - 1, LAG_TRIES])
 def test_an_entry_that_is_said_to_be_there_is_no_end_of_the_log(look: Look, late: int) -> None:
     """Stores that show what they took a little later: with two of them nothing would seem newer."""

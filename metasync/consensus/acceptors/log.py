@@ -102,7 +102,7 @@ class LogAcceptor(AcceptorView):
         self.ended = False
         if self.reach() is None:
             return self.out_of_reach()
-        others_wrote = any(0 <= a.taken == a.log.next_idx for a in self.everybody.values())  # here too, then
+        others_wrote = any(a.has_unread for a in self.everybody.values())  # here too, then
         width, lags = AHEAD_OF_TAKEN if others_wrote else 1, 0
         while (log := self.log).usable:
             before = yield Now()
@@ -131,7 +131,7 @@ class LogAcceptor(AcceptorView):
                 self._take_in(log, found)
                 if not log.usable:
                     break
-            if log.usable and log.next_idx == self.taken:  # it was said to be there, and is not shown yet
+            if log.usable and self.has_unread:  # it was said to be there, and is not shown yet
                 if (lags := lags + 1) == LAG_TRIES:
                     return self.fault(BackendError(UNSHOWN))
                 yield Sleep(RETRY_FIRST_S * (1 << lags))

@@ -160,6 +160,11 @@ class AcceptorView(ABC):
 
     # what it is worth
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether a create found an entry of another here that was not read yet."""
+        return 0 <= self.taken == self.log.next_idx
+
     def reach(self) -> str | None:
         """The name under which the runtime reaches it; None (and its standing) when it cannot be used."""
         link = self.m.links.get(self.acceptor_id)
