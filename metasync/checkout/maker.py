@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -90,26 +90,23 @@ class Maker:
     def start(cls, directory: int) -> Maker | None:
         """Starts a process that makes files below this directory. None: it cannot be started."""
         where = os.pathsep.join(map(str, sys.path))
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            size = SLOTS * (TABLE_BYTES + DATA_BYTES)
+        size = SLOTS * (TABLE_BYTES + DATA_BYTES)
+        with ExitStack() as ours, ExitStack() as theirs, suppress(OSError):
+            channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(channel.close)
+            theirs.callback(other.close)
             fd = os.memfd_create("metasync")
-            try:
-                os.ftruncate(fd, size)
-                memory = mmap.mmap(fd, size)
-                passed = (theirs.fileno(), fd, directory)
-                process = subprocess.Popen(  # noqa: S603 - this very Python
-                    [sys.executable, "-I", "-S", "-c", _START, where, *map(str, passed)],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=passed,
-                )  # fmt: skip
-            finally:
-                os.close(fd)
-        except OSError:
-            ours.close()
-            return None
-        finally:
-            theirs.close()
-        return cls(ours, memory, process)
+            theirs.callback(os.close, fd)
+            os.ftruncate(fd, size)
+            memory = mmap.mmap(fd, size)
+            passed = (other.fileno(), fd, directory)
+            process = subprocess.Popen(  # noqa: S603 - this very Python
+                [sys.executable, "-I", "-S", "-c", _START, where, *map(str, passed)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=passed,
+            )  # fmt: skip
+            ours.pop_all()
+            return cls(channel, memory, process)
+        return None
 
     def add(self, i: int, job: Job, data: bytes | memoryview) -> bool:
         """Hands a file over, with its contents. False: it is to be made here.

@@ -148,7 +148,9 @@ def no_process(*_args: Any, **_options: Any) -> Any:
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-@pytest.mark.parametrize(("where", "name"), [(subprocess, "Popen"), (os, "memfd_create")])
+@pytest.mark.parametrize(
+    ("where", "name"), [(socket, "socketpair"), (os, "memfd_create"), (mmap, "mmap"), (subprocess, "Popen")]
+)
 def test_a_process_that_cannot_be_started(
     work: Workspace, monkeypatch: pytest.MonkeyPatch, where: Any, name: str
 ) -> None:
