@@ -78,5 +78,6 @@ def _activity(a: Activity | None) -> str:
 def _problem(p: Problem, now_s: float) -> list[str]:
     text = p.text if p.text.endswith("...") else p.text.rstrip(".")  # of names left out, or the end of a sentence
     said = text if p.kind in _OF_FILES else sentence(text)
-    head = f"{said}, since {_at(p.since_s, now_s)}."
+    at = f"since {_at(p.since_s, now_s)}"
+    head = f"{said} ({at})." if said.endswith("?") else f"{said}, {at}."
     return [alarm(head) if p.blocks else head, *([f"Next: {p.next_step.rstrip('.')}"] if p.next_step else [])]

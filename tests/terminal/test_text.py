@@ -31,6 +31,17 @@ def test_names_are_spelled_as_they_are() -> None:
         assert daemon_text.workspace(state, 0.0)[1].startswith(text)
 
 
+def test_a_question_ends_what_is_said_of_a_problem() -> None:
+    for text, printed in (
+        ("no route to it", "No route to it, since 00:00."),
+        ("is the drive mounted?", "Is the drive mounted? (since 00:00)."),
+    ):
+        state = WorkspaceState("/w", "w", "in step", 0.0, problems=(Problem("key", "backend", text, "", 0.0),))
+        said = daemon_text.workspace(state, 0.0)[1]
+        assert said[: said.index("since")] == printed[: printed.index("since")], said
+        assert said.endswith(").") == text.endswith("?"), said
+
+
 def test_the_daemon_says_that_a_broker_tells_it_of_news() -> None:
     for has_broker, lines in ((None, 0), (False, 0), (True, 1)):
         state = DaemonState(1, "1", 0.0, (WorkspaceState("/w", "w", "in step", 0.0, has_broker=has_broker),))
