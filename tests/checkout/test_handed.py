@@ -51,8 +51,21 @@ TREE: dict[bytes, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process for one file already. One that a failed test held does not stay."""
+    begun: list[Maker] = []
+    start = Maker.start
+
+    def noted(directory: int) -> Maker | None:
+        found = start(directory)
+        begun.extend([found] if found is not None else [])
+        return found
+
     monkeypatch.setattr(maker, "FILES_LEAST", 1)
+    monkeypatch.setattr(Maker, "start", noted)
+    yield
+    for found in begun:
+        found.close()
 
 
 @pytest.fixture
