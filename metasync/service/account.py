@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from metasync.backends.wrappers.breaker import lasting
@@ -177,7 +178,10 @@ class Account:
                 continue
             path, copy = os.fsdecode(one.path), os.fsdecode(one.copy)
             text = f"{path}: changed here and elsewhere; the other side is kept as {copy}"
-            step = f"Run: metasync resolve {path} (or use the page), and say which to keep."
+            command = (
+                f"metasync -C {quote(str(self._directory))} resolve {quote(path)}"  # another device named the file
+            )
+            step = f"Run: {command} (or use the page), and say which to keep."
             found.append(Problem(f"conflict:{copy}", "conflict", text, step, self._wall()))
         self.only("conflict:", found)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from metasync.events import Transferred
+from metasync.local.state_keys import Conflict
 from metasync.reports.service import WorkspaceState
 from metasync.service.account import Account
 
@@ -68,3 +71,16 @@ def test_one_that_was_back_for_a_whole_operation_is_away_anew(told: Told) -> Non
     told.account.down(AWAY)
     told.account.set("in step")
     assert told.away() == {"one": (1500.0, 1500.0)}
+
+
+def test_the_command_for_a_conflict_runs_nothing_that_a_file_is_called(tmp_path: Path) -> None:
+    """Its name is another device's."""
+    name, folder = "a; touch gone $(b) 'c'", tmp_path / "my files"
+    folder.mkdir()
+    (folder / "copy").touch()
+    account = Account(folder, lambda _: None, lambda: 0.0, lambda: 0.0)
+    account.conflicts([Conflict(os.fsencode(name), b"copy", "edited", 1)])
+    account.set("in step")
+    (problem,) = account.state.problems
+    command = problem.next_step.removeprefix("Run: ").partition(" (or use")[0]
+    assert shlex.split(command) == ["metasync", "-C", str(folder), "resolve", name]
