@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from metasync.checkout.checkout import Checkout
@@ -44,8 +45,19 @@ class Held(NamedTuple):
         return {change.path: change.new for change in self.plan.changes} == wanted
 
 
-def hold(checkout: Checkout) -> Held | None:
-    """Pauses a checkout that is being staged. -> what `go_on` takes; None: the next one begins anew."""
+def parts_seen(checkout: Checkout) -> dict[int, os.stat_result]:
+    """The stats of files of which pieces are staged, by number."""
+    with checkout._lock, suppress(OSError):
+        stage = checkout._stage
+        return {i: checkout.disk.lstat(*stage.at(i)) for i in sorted(checkout._parts)} if stage is not None else {}
+    return {}
+
+
+def hold(checkout: Checkout, before: Mapping[int, os.stat_result] | None = None) -> Held | None:
+    """Pauses a checkout that is being staged. -> what `go_on` takes; None: the next one begins anew.
+
+    `before`: what `parts_seen` said, where others had their turn since.
+    """
     with checkout._lock:  # somebody may still be delivering
         plan, stage, journal = checkout.plan, checkout._stage, checkout.db.value(PLAN_KEY.name)
         if plan is None or stage is None or journal is None or checkout._short or checkout.has_left:
@@ -53,7 +65,10 @@ def hold(checkout: Checkout) -> Held | None:
             return None
         try:
             checkout.settle()
-            seen = {i: checkout.disk.lstat(*stage.at(i)) for i in sorted(checkout._parts)} | checkout._stats
+            parts = before if before is not None else {i: checkout.disk.lstat(*stage.at(i)) for i in checkout._parts}
+            if parts.keys() != checkout._parts.keys():
+                raise FileNotFoundError
+            seen = {**parts, **checkout._stats}
             held = Held(
                 journal, plan, dict(checkout._stats), {i: dict(parts) for i, parts in checkout._parts.items()},
                 frozenset(checkout._awaited), frozenset(checkout._may_wait), dict(stage.whole), frozenset(stage.apart),

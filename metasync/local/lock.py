@@ -198,35 +198,56 @@ class WorkspaceLock:
 
 LOOK_EVERY_S: Final = 0.1  # between looks at whether others wait
 TURN_S: Final = 0.4  # a push has so long for itself between two others, so that it gets on however many there are
+DOUBLINGS_MAX: Final = 12  # of that, after turns that came to nothing: half an hour, in which anything gets on
 
 
 class GiveWay(Exception):  # noqa: N818  a signal, not an error
-    """Others wait. `save` notes what was still under way then; it is called with the lock held again."""
+    """Others wait. `save` notes what was still under way then; it is called with the lock held again.
+
+    `are_served`: they have had their turn, and something is not as it was before.
+    """
 
     def __init__(self) -> None:
         super().__init__("another operation waits for this folder")
         self.save: Callable[[], None] = lambda: None
+        self.are_served = False
 
 
 class Turns:
     """Tells a push or pull when to give way, for all its turns. For one thread.
 
     `chunks`: file object -> its blobs, of files that an earlier turn has read. `left`: what a merge that gave way
-    leaves to the next turn; it alone knows what that is.
+    leaves to the next turn, and `found` what it has found before; it alone knows what that is. `before_aside` is called
+    before others are let go first; each turn sets its own.
     """
 
     def __init__(self) -> None:
         self.chunks: dict[bytes, tuple[bytes, ...]] = {}
         self.left: object = None
-        self._given_at: set[str] = set()
+        self.found: object = None
         self._wanted: Callable[[], bool] = lambda: False
+        self._aside: Callable[[GiveWay], bool] = lambda _: False
         self._clock: Callable[[], float] = lambda: 0.0
         self._next: float | None = None
+        self.before_aside: Callable[[], None] = lambda: None
+        self._in_vain = 0  # turns one after the other that gave way before they had got on
+        self._has_got_on = False  # in this turn
 
-    def begin(self, wanted: Callable[[], bool], clock: Callable[[], float]) -> Turns:
-        """Begins the next turn. `wanted`: whether others wait now."""
+    def begin(
+        self, wanted: Callable[[], bool], clock: Callable[[], float], aside: Callable[[GiveWay], bool] = lambda _: False
+    ) -> Turns:
+        """Begins the next turn. `wanted`: whether others wait now. `aside`: see `rest`."""
         self._wanted, self._clock, self._next = wanted, clock, None
+        self._aside, self._has_got_on, self.before_aside = aside, False, lambda: None
         return self
+
+    def got_on(self) -> None:
+        """Tells that the next turn will not do all of this one again.
+
+        A turn that gives way before that came to nothing, and the next one has twice the time for itself: so it ends,
+        however many others come.
+        """
+        self._has_got_on, self._in_vain = True, 0
 
     def renew(self) -> None:
         """Gives the turn its time for itself once more."""
@@ -236,18 +257,34 @@ class Turns:
         """Raises `GiveWay` when others wait. Called often, where breaking off loses nothing."""
         now = self._clock()
         if self._next is None:
-            self._next = now + TURN_S
+            self._next = now + TURN_S * 2 ** min(self._in_vain, DOUBLINGS_MAX)
         elif now >= self._next:
             self._next = now + LOOK_EVERY_S
             if self._wanted():
+                self._in_vain += not self._has_got_on
                 raise GiveWay
 
-    def look_once(self, at: str) -> None:
-        """Looks, unless an earlier turn gave way at this point: so what comes after it is reached."""
-        if at in self._given_at:
-            return
+    def rest(self) -> None:
+        """Lets others go first, where they wait, and goes on at this very point. Not for inside a transaction, or while
+        anything is under way that needs the folder's lock.
+
+        `aside` lets them go. Where it says that they changed something: `GiveWay`, for what was planned may be untrue.
+        """
         try:
             self.look()
-        except GiveWay:
-            self._given_at.add(at)
-            raise
+        except GiveWay as way:
+            if not self.step_aside(way):
+                raise
+
+    def step_aside(self, way: GiveWay, *, got_on: bool = False) -> bool:
+        """Lets those go first for whom it gave way, and goes on here. False: they changed something."""
+        if got_on:
+            self.got_on()
+        if way.are_served:
+            return False
+        self.before_aside()
+        if not self._aside(way):
+            return False
+        self._in_vain -= not self._has_got_on
+        self._next = self._clock() + LOOK_EVERY_S
+        return True

@@ -211,6 +211,12 @@ class LocalDb(State):
         if told != "ok":
             raise WorkspaceError(f"The local state {self._path} is damaged: {told}.", next_step=CLONE_ANEW)
 
+    def mark(self) -> tuple[int, int]:
+        """Another pair after each write, by this process or another."""
+        with self._lock:
+            (others,) = self._execute("PRAGMA data_version")[0]
+            return int(others), self._db.total_changes
+
     def close(self) -> None:
         with self._lock:
             self._db.close()

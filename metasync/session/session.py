@@ -102,6 +102,7 @@ class Session:
         self.out: dict[str, UnreachableError] = {}
         self.tried: set[str] = set()
         self.others_wait: Callable[[], bool] = lambda: False  # whether another operation waits for the folder's lock
+        self.held = contextlib.ExitStack()  # that lock, where it is held
         self.check: Callable[[], None] = lambda: None  # to be called while something else is waited for: may end it all
         self.around = around
         self.recalled = False  # whether the agreement has been told of the states that are kept here
@@ -482,21 +483,23 @@ class Operations:
     @contextlib.contextmanager
     def begun(self, what: str, *, first: bool = True) -> Iterator[Session]:
         """Opens a session that may change things, under the lock. What earlier operations left is to be finished."""
-        with self.locked(what, first=first) as lock, self.session(what) as s:
+        with contextlib.ExitStack() as held:
+            lock = held.enter_context(self.locked(what, first=first))
+            with self.session(what) as s:
 
-            def wanted() -> bool:
-                s.check()
-                return self.around.waits() or lock.wanted()
+                def wanted() -> bool:
+                    s.check()
+                    return self.around.waits() or lock.wanted()
 
-            s.others_wait = wanted
-            self.connections.guard.tell(s.config, self.tell)
-            yield s
-            if "transfer" in s.__dict__:
-                s.transfer.keep_learned(s.db)
-            if self.connections.db.may_be_large():
-                from metasync.session.cache import bound
+                s.others_wait, s.held = wanted, held
+                self.connections.guard.tell(s.config, self.tell)
+                yield s
+                if "transfer" in s.__dict__:
+                    s.transfer.keep_learned(s.db)
+                if self.connections.db.may_be_large():
+                    from metasync.session.cache import bound
 
-                bound(s, self.settings_path)
+                    bound(s, self.settings_path)
 
     def _governed(self) -> settings.Governor:
         """The governor of this workspace's calls, one for all its operations."""

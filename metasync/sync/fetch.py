@@ -20,7 +20,7 @@ from metasync.checkout.held import delivered
 from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
-from metasync.local.lock import Turns
+from metasync.local.lock import GiveWay, Turns
 from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, split
 from metasync.session.around import heeding
@@ -28,6 +28,7 @@ from metasync.session.session import Session
 from metasync.store.pack_format import Located
 from metasync.sync.old_chunks import SMALL_BYTES_LEAST, OldChunks, bases_of
 from metasync.transfer.contents import Contents, NotNamedError
+from metasync.transfer.download import Deliver
 from metasync.worktree.disk import READ_FLAGS
 
 PIECE_BYTES = 1 << 20
@@ -144,8 +145,11 @@ def deliver(
     `ChangedMeanwhile`: a file has bytes that were only here, and these are not what they were. What can be had from
     nowhere raises `DamagedError` or `UnreachableError`. With `on_lost` it is told there; the other files are staged.
     """
+    rest = _rest_of(turns)
     left = _take_left(s, staging, entries)
+    rest()
     remote = {p: e for p, e in entries.items() if p not in left and not _is_copied(s, staging, here, p, e)}
+    rest()
     gone: set[bytes] = set()
 
     def lose(path: bytes, error: MetaSyncError) -> None:
@@ -155,43 +159,44 @@ def deliver(
 
     with _named(remote, contents):
         small, parts = _where(remote, contents, lose if on_lost is not None else None)
+    rest()
     total = sum(e.size for e in remote.values()) if all_bytes is None else all_bytes
     taken = _take_left_parts(s, staging, remote, contents, parts) + _leave_delivered(staging, parts)
     coming = sum(e.size for e in remote.values())
+    rest()
     chunks = contents.bases = OldChunks(s, _files(old, remote), coming)
     taken_here = _take_here(staging, chunks, parts)
     _end_left(s, staging, [entries[path] for path in left], taken)
     done = before_bytes + taken + taken_here
-    one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
+    rest()
     s.listener(Phase("download"))
 
     def take(objects: Sequence[tuple[Located, memoryview]]) -> None:
         nonlocal done
-        with one_writer:
-            for located, data in objects:
-                for path in small.get(located.id, ()):
-                    if len(data) == remote[path].size:
-                        staging.stage_whole(path, data)
-                        chunks.keep(path, located.id, data)
-                        continue
-                    size = remote[path].size
-                    error = DamagedError(f"{os.fsdecode(path)} has {len(data):,} bytes, its entry says {size:,}")
-                    if on_lost is None:
-                        raise error
-                    lose(path, error)
-                for path, offset in parts.get(located.id, ()):
-                    staging.stage_part(path, offset, data)
+        for located, data in objects:
+            for path in small.get(located.id, ()):
+                if len(data) == remote[path].size:
+                    staging.stage_whole(path, data)
                     chunks.keep(path, located.id, data)
-                done += located.length
-            s.listener(Progress("download", done, total, "B"))
+                    continue
+                size = remote[path].size
+                error = DamagedError(f"{os.fsdecode(path)} has {len(data):,} bytes, its entry says {size:,}")
+                if on_lost is None:
+                    raise error
+                lose(path, error)
+            for path, offset in parts.get(located.id, ()):
+                staging.stage_part(path, offset, data)
+                chunks.keep(path, located.id, data)
+            done += located.length
+        s.listener(Progress("download", done, total, "B"))
 
     def lost(ids: Sequence[bytes], error: MetaSyncError) -> None:
         for i in ids:
             for path in (*small.get(i, ()), *(path for path, _ in parts.get(i, ()))):
                 lose(path, error)
 
-    with _named(remote, contents), heeding(s, turns, anew=True):
-        contents.fetch([*small, *parts], take, on_lost=lost if on_lost is not None else None)
+    with _named(remote, contents):
+        _bring(s, contents, [*small, *parts], take, lost if on_lost is not None else None, turns)
     _end(staging, [path for path, entry in remote.items() if entry.root and path not in gone])
     chunks.end()
 
@@ -202,6 +207,49 @@ def _end(staging: Staging, in_parts: Iterable[bytes]) -> None:
         staging.finish(path)
     if isinstance(staging, Checkout):
         staging.settle()
+
+
+def _rest_of(turns: Turns | None) -> Callable[[], None]:
+    """What lets others go first between two steps."""
+    return turns.rest if turns is not None else lambda: None
+
+
+def _bring(
+    s: Session,
+    contents: Contents,
+    wanted: Sequence[bytes],
+    take: Deliver,
+    on_lost: Callable[[Sequence[bytes], MetaSyncError], None] | None,
+    turns: Turns | None,
+) -> None:
+    """Fetches objects, each of which `take` gets once. `GiveWay`: see `Turns.step_aside`.
+
+    Where others are to go first the fetch is broken off. It goes on with what has not come yet, after they had their
+    turn; what arrives late waits until the folder's lock is held again.
+    """
+    rest, came = _rest_of(turns), set[bytes]()
+    arriving = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel, too
+
+    def take_new(objects: Sequence[tuple[Located, memoryview]]) -> None:
+        with arriving:
+            new = [(located, data) for located, data in objects if located.id not in came]
+            take(new)
+            came.update(located.id for located, _ in new)
+
+    def let_others_go() -> None:
+        with arriving:
+            rest()
+
+    contents.rest = let_others_go
+    while True:
+        try:
+            with heeding(s, turns, anew=True):
+                contents.fetch([i for i in wanted if i not in came], take_new, on_lost=on_lost)
+            return
+        except GiveWay as way:
+            with arriving:
+                if turns is None or not turns.step_aside(way, got_on=bool(came)):
+                    raise
 
 
 def _files(old: Mapping[bytes, Entry], wanted: Iterable[bytes]) -> dict[bytes, Entry]:

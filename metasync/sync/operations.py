@@ -106,6 +106,15 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
 
 def _let_in(work: Operations, what: str, way: GiveWay) -> None:
     """Lets the operations that wait go first."""
+    if not way.are_served:
+        _serve(work, what)
+    with work.locked(what, first=False):
+        way.save()
+        work.connections.close()  # what they know may be old by now
+
+
+def _serve(work: Operations, what: str) -> None:
+    """Runs what waits in this program, while the lock is free for other programs."""
     work.tell(Notice(f"another operation in this folder goes first; this {what} goes on after it"))
     around = work.around
     before, around.pulling = around.pulling, around.pulling or what == "pull"
@@ -113,9 +122,24 @@ def _let_in(work: Operations, what: str, way: GiveWay) -> None:
         around.let_in()
     finally:
         around.pulling = before
-    with work.locked(what, first=False):
-        way.save()
-        work.connections.close()  # what they know may be old by now
+
+
+def _step_aside(work: Operations, what: str, s: Session, way: GiveWay) -> bool:
+    """Lets the operations that wait go first, in the middle of this one. False: something is not as it was before.
+
+    Whoever writes anything down counts as that, in this program or another. Most commands beside a daemon do not.
+    """
+    check, on_wait, before = s.runtime.check, s.runtime.on_wait, s.db.mark()
+    s.held.close()
+    way.are_served = True
+    try:
+        _serve(work, what)
+    finally:
+        s.runtime.check, s.runtime.on_wait = check, on_wait
+        s.held.enter_context(work.locked(what, first=False))
+    s.tree.forget()
+    s.check()
+    return s.db.mark() == before
 
 
 def has_upkeep(c: Connections) -> bool:
@@ -224,7 +248,7 @@ def _pull(work: Operations, turns: Turns, dry_run: bool, force: bool, *, first: 
 
         if not is_quiet:
             finish(s)
-        turns.begin(s.others_wait, s.runtime.clock)
+        turns.begin(s.others_wait, s.runtime.clock, partial(_step_aside, work, "pull", s))
         with heeding(s, turns):
             newest = agreement.newest(s) if asked is None else s.load(s.newest_state())
         agreement.settle_journal(s, newest.state)  # it may be a push of this device that never learned its end

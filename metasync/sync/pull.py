@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
-from metasync.checkout.held import Held, go_on, hold
+from metasync.checkout.held import Held, go_on, hold, parts_seen
 from metasync.checkout.plan import replaceable, unfit
 from metasync.codec import amount
 from metasync.consensus import ZERO_HASH, State
@@ -83,6 +83,14 @@ class _Turn(NamedTuple):
     base: State
     target: State
     plan: Plan
+
+
+class _News(NamedTuple):
+    """What a turn has found to be new between two trees: it reads many objects."""
+
+    base: bytes | None
+    target: bytes | None
+    news: Mapping[bytes, walk.Change]
 
 
 def rebased(s: Session, base: Agreed, target: Agreed) -> Agreed:
@@ -228,8 +236,8 @@ def _integrate_once(
         plan = _plan_again(s, base, target, turns, contents)
         if plan is None:
             if news is None and base.tree_root != target.tree_root:
-                news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
-            plan = _plan(s, base, target, news or {}, contents)
+                news = _news(base, target, contents, turns)
+            plan = _plan(s, base, target, news or {}, contents, turns)
     if turns is not None and not dry_run:
         _let_others_go(turns, _Turn(base.state, target.state, plan))
     seen, coming = plan.scan.tree, plan.merge.changes
@@ -297,10 +305,18 @@ def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
     return _Looked(seen, theirs, is_settled)
 
 
-def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Change], contents: Contents) -> Plan:
-    """Scans and merges."""
+def _plan(
+    s: Session,
+    base: Agreed,
+    target: Agreed,
+    news: Mapping[bytes, walk.Change],
+    contents: Contents,
+    turns: Turns | None = None,
+) -> Plan:
+    """Scans and merges. `turns`: others are let go first between its steps."""
     ingest = s.ingest()
     here = _look(s, base, news, contents, ingest)
+    _rest(turns)
     seen, theirs, base_tree = here.seen, here.theirs, here.seen.base
     paths = {*changed(seen.tree), *news}
     maker = sides.origin(s)
@@ -320,13 +336,16 @@ def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Ch
         if not unheld:
             break
         stay |= unheld  # grows each time, so that this ends
+    _rest(turns)
     sides.tag_copies(s, result, base, target, contents, maker)
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
     touched = {*paths, *seen.put_rows, *seen.delete_rows}
+    _rest(turns)
     asked = {*touched, *result.changes, *s.db.unplaced()}  # a checkout writes no other rows
     base_tree.hold(asked)
     merged = {t.path: texts[t.path] for t in result.text}
+    _rest(turns)
     rows, differing = rows_at(s.db, {b"", *asked}), touched if here.is_settled else None
     told = summary(result.changes, seen.tree.get, result.changes.get)
     return Plan(seen, rows, theirs, differing, result, left, maker, news, merged, told)
@@ -339,6 +358,7 @@ def _plan_again(s: Session, base: Agreed, target: Agreed, turns: Turns | None, c
         return None
     plan, old = turn.plan, turn.plan.scan
     here = _look(s, base, plan.news, contents, s.ingest())
+    _rest(turns)
     seen = here.seen
     rows = rows_at(s.db, {b"", *plan.merge.changes, *s.db.unplaced()})
     is_same = (
@@ -350,17 +370,37 @@ def _plan_again(s: Session, base: Agreed, target: Agreed, turns: Turns | None, c
     )
     if not is_same:
         return None
+    _rest(turns)
     differing = None if plan.differing is None else {*plan.differing, *seen.put_rows, *seen.delete_rows}
     seen.base.hold({*(differing or ()), *plan.merge.changes, *s.db.unplaced()})
     return replace(plan, scan=seen, rows=rows, theirs=here.theirs, differing=differing)
 
 
-def _let_others_go(turns: Turns, planned: _Turn) -> None:
+def _news(base: Agreed, target: Agreed, contents: Contents, turns: Turns | None) -> Mapping[bytes, walk.Change]:
+    """What is new since the base: what an earlier turn has found, or what the trees say."""
+    found = turns.found if turns is not None else None
+    if isinstance(found, _News) and (found.base, found.target) == (base.tree_root, target.tree_root):
+        return found.news
+    news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
+    if turns is not None:
+        turns.found = _News(base.tree_root, target.tree_root, news)
+        turns.got_on()
+        turns.rest()
+    return news
+
+
+def _rest(turns: Turns | None) -> None:
+    if turns is not None:
+        turns.rest()
+
+
+def _let_others_go(turns: Turns | None, planned: _Turn) -> None:
     """`GiveWay` where others wait; the next turn goes on with what is planned."""
     try:
-        turns.look_once("plan")
+        _rest(turns)
     except GiveWay:
-        turns.left = planned
+        if turns is not None:
+            turns.left = planned
         raise
 
 
@@ -390,8 +430,9 @@ def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, byt
 
 
 def _begin(
-    s: Session, base: Agreed, target: Agreed, plan: Plan, checkout: Checkout, merged: Mapping[bytes, Entry | None]
-) -> list[bytes]:
+    s: Session, base: Agreed, target: Agreed, plan: Plan, checkout: Checkout, merged: Mapping[bytes, Entry | None],
+    turns: Turns | None,
+) -> list[bytes]:  # fmt: skip
     """Begins the checkout, or goes on with the one that the turn before has begun. -> paths to be delivered."""
     if plan.held is not None and plan.held.comes_to(merged) and (wanted := go_on(checkout, plan.held)) is not None:
         tell_brought(s, *plan.held.brought)
@@ -408,6 +449,7 @@ def _begin(
     agreement.note_agreed(
         s, (a.content for a, here in replaced if a is not None and a.kind is not Kind.DIR and same_bytes(a, here))
     )
+    _let_others_go(turns, _Turn(base.state, target.state, plan))
     needed = None if s.db.has(UNFINISHED_KEY) else _ours(plan, merged)
     return checkout.begin(changes, commit, version=target.state.v, needed=needed, origin=plan.maker)
 
@@ -430,28 +472,33 @@ def _check_out(
             merged[path] = again
         elif path not in merged:
             stale.append(path)
+    _let_others_go(turns, _Turn(base.state, target.state, plan))
     checkout = Checkout(s.db, s.tree)
-    wanted = _begin(s, base, target, plan, checkout, merged)
+    wanted = _begin(s, base, target, plan, checkout, merged, turns)
+    paused = _Paused(checkout)
     if turns is not None:
         turns.left = None  # from here on more is staged than it knows of
+        turns.before_aside = paused.note
     try:
-        if turns is not None:
-            turns.look_once("begin")  # it took as long as the plan
+        _rest(turns)
         for path, text in plan.texts.items():
             if path in wanted:
                 checkout.stage_whole(path, text.data)
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
         nowhere = Nowhere(_ours(plan, merged))
         sources = _sources(s, plan.scan, entries.values())
+        _rest(turns)
         deliver(s, checkout, entries, sources, contents, nowhere, old=tree, turns=turns)
         checkout.leave_out(nowhere.why)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
         checkout.abandon()
         raise
-    except GiveWay:
+    except GiveWay as way:
         if turns is not None:
-            turns.left = _Turn(base.state, target.state, replace(plan, held=hold(checkout)))
+            turns.left = _Turn(
+                base.state, target.state, replace(plan, held=hold(checkout, paused.parts if way.are_served else None))
+            )
         raise
     except BaseException:
         checkout.pause()  # what came so far need not come again
@@ -462,9 +509,22 @@ def _check_out(
         if target.tree_root is not None:
             put, gone = checkout.rows
             touched = {*plan.differing, *put, *gone} if plan.differing is not None else None
-            note_index_of(s.db, target.tree_root, plan.theirs, touched)
+            note_index_of(s.db, target.tree_root, plan.theirs, touched, put)
 
     return checkout.apply(commit_too)
+
+
+class _Paused:
+    """What was staged of a checkout in pieces when others were let go first: the last time, if ever."""
+
+    def __init__(self, checkout: Checkout) -> None:
+        self.checkout = checkout
+        self.parts: Mapping[int, os.stat_result] | None = None
+
+    def note(self) -> None:
+        """Waits for what another process makes of it first: nothing may be made while others have the folder's lock."""
+        self.checkout.settle()
+        self.parts = parts_seen(self.checkout)
 
 
 def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from metasync.codec import UPGRADE
 from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError
@@ -52,6 +52,13 @@ class Bases(Protocol):
     def get(self, object_id: bytes) -> bytes | None: ...
 
 
+REST_EVERY: Final = 1 << 14  # objects: they are looked up in a tenth of a second of CPU
+
+
+def _go_on() -> None:
+    pass
+
+
 class NoBases:
     """None are kept."""
 
@@ -83,6 +90,9 @@ class Contents:
     newer: Callable[[], tuple[Index, Transfer] | None] = field(default=lambda: None, kw_only=True)
     bases: Bases = field(default_factory=NoBases, kw_only=True)
     explained: Callable[[DamagedError], MetaSyncError] = field(default=lambda error: error, kw_only=True)
+    rest: Callable[[], None] = field(
+        default_factory=lambda: _go_on, init=False
+    )  # called now and then before files are fetched
     has_asked: bool = field(default=False, init=False)  # for a newer index
     may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
     has_begun: bool = field(default=False, init=False)
@@ -202,7 +212,11 @@ class Contents:
                 download.want(record, find(record, located, some))
 
         elsewhere: list[bytes] = []  # perhaps, by a newer index
+        if not neighbours:
+            self.rest()
+            some.rest = self.rest
         want(ids)
+        some.rest = _go_on
         with contextlib.closing(download.run()) as losses:
             for record, objects, error in losses:
                 some.lost.add((record.generation, record.name))
@@ -343,6 +357,7 @@ class _Wanted:
         self._on_lost = on_lost
         self._takes_all = takes_all
         self._opening: Opening | None = None  # once there is a delta
+        self.rest: Callable[[], None] = _go_on
         self._not_here: set[bytes] = set()  # of the bases that seemed to be
         self._later: list[bytes] = []
         self.packs: dict[Located, tuple[int, bytes]] = {}  # of deltas that come along: which of two alike is not told
@@ -365,7 +380,9 @@ class _Wanted:
         """Chooses the packs to read; what can be had from nowhere ends it, or is told."""
         plan: dict[tuple[int, bytes], tuple[PackRecord, list[Located]]] = {}
         deltas: list[bytes] = []
-        for object_id in dict.fromkeys(ids):
+        for n, object_id in enumerate(dict.fromkeys(ids), 1):
+            if not n % REST_EVERY:
+                self.rest()
             places = self._contents.places(object_id, self.lost)
             whole = [p for p in places if p[1].encoding != DELTA]
             if not whole:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import TypeVar, overload
 
 from metasync.local.spill import Large, Streamed
 from metasync.local.state import State
 from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import Entry
-from metasync.worktree.index import children, pages, rows_at, unpack_row
+from metasync.worktree.index import Row, children, pages, rows_at, unpack_row
 
 T = TypeVar("T")
 
@@ -163,10 +164,17 @@ def changed(tree: Tree) -> Collection[bytes]:
     return [*(path for path, entry in tree.put.items() if base.get(path) != entry), *tree.gone]
 
 
-def note_index_of(db: State, root: bytes, tree: Tree, differing: Iterable[bytes] | None) -> None:
+def note_index_of(
+    db: State,
+    root: bytes,
+    tree: Tree,
+    differing: Iterable[bytes] | None,
+    written: Mapping[bytes, Row] = MappingProxyType({}),
+) -> None:
     """Notes that the stored rows are `tree`, which has this root, if they are.
 
-    `differing`: the only paths at which they may differ; None: any path.
+    `differing`: the only paths at which they may differ; None: any path. `written`: rows that are stored as they stand
+    here, which need not be read again.
     """
     if db.packed_row(b"") is None:
         return
@@ -177,7 +185,7 @@ def note_index_of(db: State, root: bytes, tree: Tree, differing: Iterable[bytes]
         is_same = all(a == b for a, b in zip_longest(rows, tree.ascending()))
     else:
         paths = {path for path in differing if path}
-        found = rows_at(db, paths)
+        found = {**rows_at(db, paths - written.keys()), **written}
         is_same = all((found[path].entry if path in found else None) == tree.get(path) for path in paths)
     if is_same:
         db.set(TREE_KEY, root)

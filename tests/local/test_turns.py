@@ -19,12 +19,14 @@ from workspace_kit import Lab, tree_of, write
 from metasync.backends.folder import FolderBackend
 from metasync.checkout.checkout import Checkout
 from metasync.consensus import JOURNAL_KEY
-from metasync.errors import WorkspaceError
+from metasync.errors import CancelledError, WorkspaceError
 from metasync.events import Event, Notice, Progress
 from metasync.local import lock
 from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
+from metasync.local.state import LocalDb
 from metasync.local.state_keys import ERA_KEY, KEPT_KEY
 from metasync.reports.sync import PullReport, PushReport
+from metasync.session.folder import DB_FILE, STATE_DIR
 from metasync.session.session import Session
 from metasync.sync import no_change
 from metasync.sync import pull as merging
@@ -78,31 +80,94 @@ def test_a_turn_that_took_up_what_was_done_has_its_time_after_that() -> None:
         t.look()
 
 
-def test_a_turn_that_gave_way_at_a_point_does_not_look_there_again() -> None:
+class Asides:
+    """What lets others go first: tells that they `changed` something, or did not."""
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.count = 0
+
+    def __call__(self, _: GiveWay) -> bool:
+        self.count += 1
+        return not self.changed
+
+
+def test_a_rest_lets_others_go_first_and_the_turn_goes_on() -> None:
+    clock, asides = Clock(), Asides()
+    t = Turns().begin(lambda: True, clock, asides)
+    t.rest()
+    assert asides.count == 0
+    clock.now += TURN_S * 1.1
+    t.rest()
+    assert asides.count == 1
+    t.rest()
+    clock.now += LOOK_EVERY_S * 0.9
+    t.rest()
+    assert asides.count == 1, "it gets on between two of them"
+    clock.now += LOOK_EVERY_S * 0.2
+    asides.changed = True
+    with pytest.raises(GiveWay):
+        t.rest()
+    assert asides.count == 2
+
+
+def test_nobody_is_let_in_where_nobody_waits() -> None:
+    clock, asides = Clock(), Asides()
+    t = Turns().begin(lambda: False, clock, asides)
+    t.rest()
+    clock.now += 2 * TURN_S
+    t.rest()
+    assert asides.count == 0
+
+
+def own_time(t: Turns, clock: Clock, *asides: Asides) -> float:
+    """How long the next turn goes on by itself, in turns as they are at first."""
+    t.begin(lambda: True, clock, *asides).look()
+    began = clock.now
+    while True:
+        clock.now += TURN_S / 4
+        try:
+            t.rest()
+        except GiveWay:
+            return round((clock.now - began) / TURN_S)
+
+
+def test_turns_that_come_to_nothing_grow_until_one_gets_on() -> None:
+    """Else a merge of very many files would never end, where a command comes each second and changes something."""
     clock, t = Clock(), Turns()
-    for at in ("plan", "begin"):
+    assert [own_time(t, clock) for _ in range(4)] == [1, 2, 4, 8]
+    t.begin(lambda: True, clock)
+    t.got_on()
+    assert [own_time(t, clock) for _ in range(2)] == [1, 2]
+    for _ in range(20):
         t.begin(lambda: True, clock).look()
+        clock.now += 10_000
+        with pytest.raises(GiveWay):
+            t.look()
+    assert own_time(t, clock) == 2**lock.DOUBLINGS_MAX
+
+
+def test_a_turn_that_got_on_before_it_gave_way_was_not_in_vain() -> None:
+    clock, t = Clock(), Turns()
+    for _ in range(3):
+        t.begin(lambda: True, clock).look()
+        t.got_on()
         clock.now += 2 * TURN_S
         with pytest.raises(GiveWay):
-            t.look_once(at)
-    t.begin(lambda: True, clock).look()
-    clock.now += 2 * TURN_S
-    t.look_once("plan")
-    t.look_once("begin")
-    with pytest.raises(GiveWay):
+            t.look()
+    assert own_time(t, clock) == 1
+
+
+def test_a_rest_that_changed_nothing_was_not_in_vain() -> None:
+    clock, asides, t = Clock(), Asides(), Turns()
+    t.begin(lambda: True, clock, asides).look()
+    for _ in range(5):
+        clock.now += 2 * TURN_S
+        t.rest()
         t.look()
-
-
-def test_a_look_that_finds_nobody_waiting_does_not_count() -> None:
-    clock, wanted = Clock(), [False]
-    t = Turns().begin(lambda: wanted[0], clock)
-    t.look()
-    clock.now += 2 * TURN_S
-    t.look_once("plan")
-    wanted[0] = True
-    clock.now += 2 * LOOK_EVERY_S
-    with pytest.raises(GiveWay):
-        t.look_once("plan")
+    assert asides.count == 5
+    asides.changed = True
+    assert own_time(t, clock, asides) == 1
 
 
 # --- the lock
@@ -461,6 +526,7 @@ def test_what_a_pull_has_fetched_is_taken_up_whoever_waits(lab: Lab, monkeypatch
 
     wanted = iter([True] * 3)
     monkeypatch.setattr(Turns, "look", look)
+    w._work.around.let_in = lambda: w._db.set_value("noted by a test", os.urandom(8))
     w._work.around.waits = lambda: next(wanted, False)
     w.pull()
     assert tree_of(w.directory) == tree_of(other.directory)
@@ -472,11 +538,21 @@ def test_what_a_pull_has_fetched_is_taken_up_whoever_waits(lab: Lab, monkeypatch
 class Turning:
     """A pull of files of one and of many pieces that gives way `left` times, each time when it has staged a piece.
 
-    Other pieces of such a turn come too late. `between` is called after each turn. `staged`: how often each piece was
+    Other pieces of such a turn come too late. `between` is called after each turn; something is noted in the local
+    state then, so that the next turn begins from its beginning, unless it `stays`. `staged`: how often each piece was
     staged; `planned`, `begun`: how often all of it was planned, and the checkout begun.
     """
 
-    def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int, between: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        monkeypatch: pytest.MonkeyPatch,
+        times: int,
+        between: Callable[[], None],
+        *,
+        stays: bool = False,
+    ) -> None:
+        self.stays, self.asides = stays, 0
         self.w, self.other = two_devices(lab)
         self.w.pull()  # both know both devices
         write(
@@ -490,9 +566,9 @@ class Turning:
         self._puller = threading.current_thread()
         plan, begin, part, whole = merging._plan, Checkout.begin, Checkout.stage_part, Checkout.stage_whole
 
-        def planned(*args: Any) -> Any:
+        def planned(*args: Any, **words: Any) -> Any:
             self.planned += 1
-            return plan(*args)
+            return plan(*args, **words)
 
         def begun(checkout: Checkout, *args: Any, **words: Any) -> Any:
             self.begun += 1
@@ -532,7 +608,10 @@ class Turning:
             raise GiveWay
 
     def _let_in(self) -> None:
+        self.asides += 1
         self._between()
+        if not self.stays:
+            self.w._db.set_value("noted by a test", b"%d" % self.asides)
 
     def end(self) -> PullReport:
         """Runs the pull, and looks that all came."""
@@ -569,6 +648,68 @@ def test_a_push_between_two_turns_that_has_nothing_to_push_leaves_the_news_to_th
     assert (pull.planned, pull.begun) == (1, 1)
     assert set(pull.staged.values()) == {1}, "nothing is brought again"
     assert pull.w.push().version is None
+
+
+def test_a_pull_goes_on_in_place_where_those_that_it_let_in_changed_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at nothing again. Others have the lock meanwhile, and what arrives late is taken after that."""
+    reports: list[PushReport] = []
+
+    def between() -> None:
+        with WorkspaceLock(pull.w.directory / ".metasync").acquire("anything", wait_s=0):
+            pass
+        reports.append(pull.w.push())
+
+    pull = Turning(lab, monkeypatch, 3, between, stays=True)
+    looks: list[None] = []
+    scan = merging.scan
+    monkeypatch.setattr(merging, "scan", lambda *args: looks.append(None) or scan(*args))
+    sessions: list[str] = []
+    begun = pull.w._work.begun
+    monkeypatch.setattr(pull.w._work, "begun", lambda what, **words: sessions.append(what) or begun(what, **words))
+    assert {*pull.end().changes.added} == {b"big", *(b"f%02d" % i for i in range(5))}
+    assert (pull.planned, pull.begun, len(looks)) == (1, 1, 1)
+    assert 1 <= pull.asides <= 3, "one may come while a fetch that was broken off for another ends"
+    assert sessions == ["pull", *["push"] * pull.asides]
+    assert all((r.version, r.pulled, bool(r.changes)) == (None, None, False) for r in reports)
+    assert pull.w.push().version is None
+
+
+@pytest.mark.parametrize("who", ["this program", "another"])
+def test_a_pull_does_not_go_on_in_place_where_anything_was_noted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Nobody tells what of its plan is untrue by then: all is looked at again."""
+
+    def note() -> None:
+        if who == "another":
+            with LocalDb.open(pull.w.directory / STATE_DIR / DB_FILE) as db:
+                db.set_value("noted by a test", b"1")
+        else:
+            pull.w._db.set_value("noted by a test", b"1")
+
+    pull = Turning(lab, monkeypatch, 1, note, stays=True)
+    looks: list[None] = []
+    scan = merging.scan
+    monkeypatch.setattr(merging, "scan", lambda *args: looks.append(None) or scan(*args))
+    pull.end()
+    assert len(looks) == 2
+
+
+def test_what_fails_or_is_ended_while_a_pull_lets_others_in_leaves_it_whole(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended() -> None:
+        raise CancelledError("ended")
+
+    pull = Turning(lab, monkeypatch, 1, ended, stays=True)
+    with pytest.raises(CancelledError):
+        pull.w.pull()
+    WorkspaceLock(pull.w.directory / ".metasync").acquire("anything", wait_s=0).release()
+    pull._between = lambda: None
+    pull._over.clear()
+    pull.end()
 
 
 def test_a_push_between_two_turns_pushes_what_changed_here(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,23 +792,23 @@ def test_a_pull_gives_way_before_it_fetches_and_goes_on_with_what_it_has_prepare
     assert set(pull.staged.values()) == {1}
 
 
-def test_a_pull_of_a_folder_that_changes_in_each_turn_gives_way_once_before_it_fetches_at_each_point(
+def test_a_pull_of_a_folder_that_changes_in_each_turn_ends_whoever_waits(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It plans and begins anew then: one that broke off there each time would never come to fetch."""
-    edits = iter(range(99))
-    pull = Turning(lab, monkeypatch, 3, lambda: write(pull.w.directory, {f"mine{next(edits)}": b"mine"}))
-    plan = merging._plan
+    """Each of its turns begins anew; one that broke off each time before it came to fetch would never end."""
+    w, other, _ = pulling(lab)
+    monkeypatch.setattr(lock, "TURN_S", 1e-3)
+    monkeypatch.setattr(lock, "LOOK_EVERY_S", 0.0)
+    edits = iter(range(1000))
 
-    def planned(*args: Any) -> Any:
-        pull.is_due = True
-        return plan(*args)
+    def edit() -> None:
+        write(w.directory, {f"mine{next(edits)}": b"mine"})
+        w._db.set_value("noted by a test", os.urandom(8))
 
-    monkeypatch.setattr(merging, "_plan", planned)
-    monkeypatch.setattr(merging, "deliver", delivered := Delivered(merging.deliver, pull))
-    pull.end()
-    assert delivered.turns_left == [1, 0], "once after the plan, once after the beginning"
-    assert pull.planned == 4
+    w._work.around.waits, w._work.around.let_in = lambda: True, edit
+    w.pull()
+    assert next(edits) > 3
+    assert tree_of(w.directory).items() >= tree_of(other.directory).items()
 
 
 class Delivered:

@@ -560,7 +560,7 @@ class Begun:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BASE_KEY.__class__, "entry", lambda key, _value: (key.name, b""))
             merged = {b"a": FILE, b"gone": None}
-            return pull._begin(self.s, at(1), SimpleNamespace(state=state), plan, self, merged)  # type: ignore[arg-type]
+            return pull._begin(self.s, at(1), SimpleNamespace(state=state), plan, self, merged, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("comes_to", "goes_on"), [(False, True), (True, False), (True, True)])
@@ -607,7 +607,7 @@ def test_a_turn_that_gives_way_leaves_its_plan_and_what_it_staged(
         "_sources": lambda *_: {},
         "_ours": lambda *_: set(),
         "deliver": deliver,
-        "hold": lambda checkout: f"held of a {checkout}",
+        "hold": lambda checkout, _: f"held of a {checkout}",
     }.items():
         monkeypatch.setattr(pull, name, what)
     s: Any = SimpleNamespace(listener=lambda _: None, db=SimpleNamespace(unplaced=dict), tree=None)
