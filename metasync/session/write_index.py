@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
@@ -332,8 +332,10 @@ class AgreedIndexes:
         if not fresh:
             yield Stored
             return
+        may_ride = may_ride and len(root.before) < pack_index.ROOTS_MAX  # a version that a hint names may keep an index
+        may_ride = may_ride and _may_ride(base, fresh)
         items = [*root.items, *fresh]
-        while crowd := crowded(IndexRoot(tuple(items))):
+        while crowd := crowded(IndexRoot(tuple(items)), stores=not may_ride):
             merged = [
                 pack_index.decode_segment(spool.get(fresh[i])) if i in fresh else segments[root.items.index(i)]
                 for i in crowd
@@ -350,8 +352,7 @@ class AgreedIndexes:
         inside = {item: _inside(item, base, spool.get(p)) for item, p in fresh.items() if item.size <= INLINE_BYTES_MAX}
         apart = {item: place for item, place in fresh.items() if item not in inside}
 
-        may_ride = may_ride and len(root.before) < pack_index.ROOTS_MAX  # a version that a hint names may keep an index
-        if may_ride and _may_ride(base, [*root.items, *inside], items):
+        if may_ride and [*root.items, *inside] == items:  # nothing was merged
             data = pack_index.encode_root(pack_index.root_after(pack_index.Ref(*base.index), [*inside.values()]))
             if len(data) <= RIDING_BYTES_MAX:
                 ref, riding = self._runtime.run(self._group.name_root(base, data, generation=base.gen))
@@ -387,12 +388,11 @@ class Stored(list[Ref]):
         self.riding = riding
 
 
-def _may_ride(base: State, joined: Sequence[RootItem], items: Sequence[RootItem]) -> bool:
-    """Whether the index of the version after `base` may be in its log alone (consensus.md, rule 1.14).
-
-    `joined`: what its base lists, and the new segments that can stand in a root; `items`: all that it lists.
-    """
-    return joined == items and base.index != NOTHING and not hint_is_due(base.v + 1)
+def _may_ride(base: State, new: Iterable[RootItem]) -> bool:
+    """Whether the index of the version after `base` may be in its log alone (consensus.md, rule 1.14), if nothing is
+    merged. `new`: what it adds."""
+    small = all(item.size <= INLINE_BYTES_MAX for item in new)
+    return small and base.index != NOTHING and not hint_is_due(base.v + 1)
 
 
 def root_at_hand(db: LocalDb, digest: bytes) -> IndexRoot | None:
@@ -442,28 +442,37 @@ def _if_there(task: Task) -> Task:
 
 
 TIER_SEGMENTS_MAX = 8
+MERGED_TIER_MAX = 4  # segments up to 8 MiB, of which six fit a merger; above, they stay as they are
+LARGE_SEGMENTS_MAX = MERGED_TIER_MAX * TIER_SEGMENTS_MAX  # so beyond it one tier has more than its share
 MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
 
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
     """Merges segments, the oldest first, into one. `final`: nothing older remains, so tombstones are dropped."""
-    from metasync.store.collection import combined  # one push in nine merges
+    from metasync.store.collection import combined  # as a rule one push in eight merges
 
     dead = {t for s in segments for t in s.tombstones}
     tags = {tag: data for s in segments for tag, data in s.tags}
     return combined(segments, lambda pack: pack not in dead, None, () if final else dead, tuple(sorted(tags.items())))
 
 
-def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
-    """Returns the segments of the lowest tier that holds too many; empty if none does.
+def crowded(root: IndexRoot, *, stores: bool = False) -> tuple[RootItem, ...]:
+    """Returns the segments of a root that are to be merged next; empty if none are.
 
-    Segments whose merger would be too large for a meta object stay as they are.
+    Small ones, once there are more than `TIER_SEGMENTS_MAX`: each root that is an object has them in it. `stores`: the
+    next root is one, so that they are merged sooner, as soon as that makes a large one. Large ones, once there are more
+    than `LARGE_SEGMENTS_MAX`, of the lowest tier that has more than its share, the oldest first: what is merged late is
+    written seldom. Together they are small enough for a meta object.
     """
     tiers: dict[int, list[RootItem]] = {}
     for item in root.items:
         tiers.setdefault(item.tier, []).append(item)
-    for tier in sorted(tiers):
-        items = tiers[tier]
-        if len(items) > TIER_SEGMENTS_MAX and sum(i.size for i in items) <= MERGED_BYTES_MAX:
-            return tuple(items)
-    return ()
+    small = tiers.pop(0, [])
+    if len(small) > TIER_SEGMENTS_MAX or (stores and sum(i.size for i in small) > pack_index.TIER_BYTES_BASE):
+        return tuple(small)
+    large = [tiers[tier] for tier in sorted(tiers) if tier <= MERGED_TIER_MAX]
+    if sum(map(len, large)) <= LARGE_SEGMENTS_MAX:
+        return ()
+    full = next(items for items in large if len(items) > TIER_SEGMENTS_MAX)
+    sizes = accumulate(i.size for i in full)
+    return tuple(item for item, size in zip(full, sizes, strict=True) if size <= MERGED_BYTES_MAX)

@@ -252,7 +252,7 @@ def test_no_more_of_an_index_is_kept_between_operations_than_is_allowed(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = pushed(lab)
-    write(w.directory, {f"file {n}": b"%d" % n for n in range(40)})
+    write(w.directory, {f"file {n}": b"%d" % n for n in range(80)})
     w.push()
     write(w.directory, {"f": b"a small push"})
     w.push()

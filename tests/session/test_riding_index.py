@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from metasync.runtime.effects import Task
 from metasync.session import write_index
 from metasync.session.folder import BASE_KEY
 from metasync.session.witnesses import unaware
-from metasync.store.index import ROOTS_MAX, decode_root
+from metasync.store.index import ROOTS_MAX, TIER_BYTES_BASE, decode_root
 from metasync.workspace import Workspace
 
 
@@ -56,6 +57,27 @@ def test_what_is_small_has_no_object(one: Workspace, lab: Lab) -> None:
     assert root is not None
     assert decode_root(root).after == state.index
     assert len(decode_root(root).items) == 1, "the new segment alone"
+
+
+def test_an_object_that_is_stored_anyway_has_few_small_segments_in_it(one: Workspace) -> None:
+    """What rode until then is merged with it. Few versions ride in a row: the next one that does not lets logs go."""
+    stored, small = [state_of(one).v], 0
+    while state_of(one).v < 16:
+        before, small = small, small_bytes(one)
+        pushed(one, state_of(one).v)
+        if not state_of(one).index_rides:
+            stored.append(state_of(one).v)
+    assert stored[-1] == 16, "hints name it"
+    assert small > TIER_BYTES_BASE >= small_bytes(one)
+    assert before < small, "version 15 rode"
+    assert max(b - a for a, b in pairwise(stored)) <= 9
+
+
+def small_bytes(w: Workspace) -> int:
+    """Bytes of the index segments that stand in roots."""
+    root = write_index.root_at_hand(w._db, state_of(w).index.hash)
+    assert root is not None
+    return sum(i.size for i in root.items if i.inline is not None)
 
 
 @pytest.mark.long

@@ -18,7 +18,14 @@ from metasync.errors import FormatError, UpgradeError
 from metasync.local import spill
 from metasync.local.spill import Spool, Spooled
 from metasync.objects.model import ObjectKind
-from metasync.session.write_index import MERGED_BYTES_MAX, TIER_SEGMENTS_MAX, crowded, merge
+from metasync.session.write_index import (
+    LARGE_SEGMENTS_MAX,
+    MERGED_BYTES_MAX,
+    MERGED_TIER_MAX,
+    TIER_SEGMENTS_MAX,
+    crowded,
+    merge,
+)
 from metasync.store import index, listed_packs
 from metasync.store import pack_format as packfile
 from metasync.store.index import (
@@ -75,6 +82,14 @@ def test_segment_round_trip(packs, tombstones):
             assert (record, o) in back.find(o.id)
     assert back.find(digest(-77)) == []
     assert len(back) == sum(len(located) for _, located in packs)
+
+
+def test_what_is_small_is_packed_harder():
+    """A push of some files; at the level of large tables it takes 3 % more."""
+    by_level = zstandard.ZstdCompressor(level=3)
+    for objects, is_small in ((30, True), (600, True), (700, False)):
+        s = make_segment([pack(1, objects=objects)])
+        assert (len(encode_segment(s)) - 1 < len(by_level.compress(plain(s)))) == is_small, objects
 
 
 @given(st.lists(st.tuples(packs_lists, st.lists(st.integers(0, 30), max_size=3)), max_size=3))
@@ -356,19 +371,54 @@ def test_tiers_by_size():
     assert [item(s).tier for s in sizes] == [0, 0, 0, 1, 1, 3]
 
 
-def test_the_lowest_crowded_tier_is_merged_first():
-    small, large = [item(100, i) for i in range(9)], [item(10_000, i) for i in range(9)]
-    assert crowded(IndexRoot(tuple(small[:8] + large[:8]))) == ()
+def items(size: int, count: int) -> list[RootItem]:
+    return [item(size, size + i) for i in range(count)]
+
+
+def test_small_segments_are_merged_before_large_ones():
+    small, large = items(100, 9), items(10_000, LARGE_SEGMENTS_MAX + 1)
+    assert crowded(IndexRoot(tuple(small[1:] + large[1:]))) == ()
     assert crowded(IndexRoot(tuple(large + small))) == tuple(small)
-    assert crowded(IndexRoot(tuple(large + small[:8]))) == tuple(large)
+    assert crowded(IndexRoot(tuple(large + small[1:]))) == tuple(large)
+
+
+def test_where_an_object_is_stored_anyway_small_segments_are_merged_once_that_makes_a_large_one():
+    """Else that object has them in it, and the next ones too; what is merged and small still would be merged again."""
+    few = [item(TIER_BYTES_BASE // 2, 1), item(TIER_BYTES_BASE // 2, 2)]
+    assert crowded(IndexRoot(tuple(few)), stores=True) == ()
+    more = (*few, item(1, 3))
+    assert crowded(IndexRoot(more), stores=True) == more
+    assert crowded(IndexRoot(more)) == (), "their push rides"
+    assert crowded(IndexRoot((item(TIER_BYTES_BASE, 1), *items(10_000, 8))), stores=True) == (), (
+        "one is nothing to merge"
+    )
+
+
+def test_of_large_segments_the_lowest_tier_with_more_than_its_share_is_merged():
+    third, second, first = items(900_000, 12), items(100_000, 9), items(10_000, 8)
+    assert crowded(IndexRoot(tuple(third + second + first))) == ()
+    fourth = items(5_000_000, 4)
+    assert crowded(IndexRoot(tuple(fourth + third + second + first))) == tuple(second)
+    assert crowded(IndexRoot(tuple(fourth + third + second[:8] + first))) == ()
+    assert crowded(IndexRoot((*fourth, item(5_000_000, 1), *third, *second[:8], *first))) == tuple(third)
+
+
+def test_as_many_large_segments_as_may_be_always_have_a_tier_to_merge():
+    for tier, size in enumerate((10_000, 100_000, 900_000, 8_000_000), 1):
+        assert item(size).tier == tier <= MERGED_TIER_MAX
+    assert LARGE_SEGMENTS_MAX == MERGED_TIER_MAX * TIER_SEGMENTS_MAX, (
+        "beyond it one of the tiers has more than its share"
+    )
 
 
 def test_no_merge_grows_beyond_one_record():
-    fitting = [item(5 << 20, i) for i in range(9)]
-    assert crowded(IndexRoot(tuple(fitting))) == tuple(fitting)
-    huge = [item(6 << 20, i) for i in range(9)]
-    assert crowded(IndexRoot(tuple(huge))) == ()
-    assert crowded(IndexRoot((*huge, *(item(9, i) for i in range(9))))) == tuple(item(9, i) for i in range(9))
+    full = items(8 << 20, LARGE_SEGMENTS_MAX + 1)
+    assert crowded(IndexRoot(tuple(full))) == tuple(full[:6]), "the oldest"
+    assert sum(i.size for i in full[:6]) == MERGED_BYTES_MAX
+    huge = items((8 << 20) + 1, LARGE_SEGMENTS_MAX + 1)
+    assert crowded(IndexRoot(tuple(huge))) == (), "they stay as they are"
+    small = items(9, 9)
+    assert crowded(IndexRoot((*huge, *small))) == tuple(small)
     assert MERGED_BYTES_MAX + (MERGED_BYTES_MAX >> 2) < 1 << 26, "sealed records end at 64 MiB"
 
 
@@ -413,14 +463,15 @@ def test_two_thousand_small_pushes():
     for n in range(PUSHES):
         written.append(history.push(make_segment([pack(n, objects=5)])))
         tiers = [i.tier for i in history.root.items]
-        assert max(map(tiers.count, tiers)) <= TIER_SEGMENTS_MAX
+        assert tiers.count(0) <= TIER_SEGMENTS_MAX
+        assert len(tiers) - tiers.count(0) <= LARGE_SEGMENTS_MAX
         most_segments = max(most_segments, len(tiers))
     size = sum(i.size for i in history.root.items)
     own = [len(encode_segment(make_segment([pack(n, objects=5)]))) for n in range(1, PUSHES, 100)]
     assert median(written) == pytest.approx(median(own), rel=0.02), "the usual push writes its own segment alone"
     assert median(written[-200:]) == pytest.approx(median(written[:200]), rel=0.05), "however large the index is"
-    assert sum(written) <= 6 * size
-    assert most_segments <= 4 * TIER_SEGMENTS_MAX
+    assert sum(written) <= 4 * size
+    assert most_segments <= TIER_SEGMENTS_MAX + LARGE_SEGMENTS_MAX
     assert len(encode_root(history.root)) < 4096
     whole = history.index()
     assert len(whole.packs()) == PUSHES
@@ -440,7 +491,8 @@ def test_pushes_of_all_sizes_with_packs_dropped_on_the_way():
         for d in dropped:
             alive.pop(d, None)
         tiers = [i.tier for i in history.root.items]
-        assert max(map(tiers.count, tiers)) <= TIER_SEGMENTS_MAX
+        assert tiers.count(0) <= TIER_SEGMENTS_MAX
+        assert len(tiers) - tiers.count(0) <= LARGE_SEGMENTS_MAX
     assert history.index().packs() == alive
 
 
