@@ -8,7 +8,7 @@ import pytest
 from workdir import DIR, Workspace, entry
 
 from metasync.checkout.checkout import Change, Checkout
-from metasync.checkout.held import Held, delivered, go_on, hold
+from metasync.checkout.held import Held, delivered, go_on, hold, parts_seen
 from metasync.local.state_keys import INODES_KEY, PLAN_KEY
 
 WHOLE, LARGE = entry(b"123456"), entry(b"abcdef")._replace(root=b"r" * 32)
@@ -99,3 +99,23 @@ def test_without_all_that_it_goes_on_with_it_is_not_held(work: Workspace, lacks:
         work.db.set_value(PLAN_KEY.name, None)
     assert hold(checkout) is None
     assert checkout.plan is None, "it is paused all the same"
+
+
+@pytest.mark.parametrize("since", ["as it was", "written", "another came"])
+def test_pieces_are_held_as_they_were_before_others_had_their_turn(work: Workspace, since: str) -> None:
+    """What was done to them meanwhile is found: the stats of that moment say nothing of it."""
+    checkout = Checkout(work.db, work.tree)
+    assert parts_seen(checkout) == {}
+    checkout.begin(CHANGES)
+    checkout.stage_part(b"large", 0, b"abc")
+    before = parts_seen(checkout)
+    assert [*before] == [4]
+    if since == "written":
+        (work.root / ".metasync" / "tmp" / "4").write_bytes(b"xyz")
+    elif since == "another came":
+        before = {}
+    found = hold(checkout, before)
+    assert checkout.plan is None, "it is paused all the same"
+    assert (found is None) == (since == "another came")
+    if found is not None:
+        assert (go_on(Checkout(work.db, work.tree), found) is None) == (since == "written")
