@@ -74,17 +74,19 @@ def removed_and_emptied(plan: Plan, *, dies: bool = False) -> Plan:
 def slept_over_a_floor(plan: Plan, *, days: float = NIGHT_DAYS, sent: bool = False) -> Plan:
     """c0, who owns version 5, and c2 sleep while c1 pushes on and deletes the logs of the versions after.
 
-    `days`: after which c1 looks again whether it may delete. `sent`: what c0 wrote of version 5 is under way all along.
+    `days`: after which c1 looks again whether it may delete. `sent`: what c0 wrote of version 5 is under way all along,
+    and lands when c1 has deleted that log everywhere: a push that stores an index does so on one backend.
     """
     later = days * DAY_S
+    more, woken = (96, later + 3_200) if sent else (48, later + 2_000)
     c0 = (_step("push", 5, 3), _step("push", 30, 3)) + (_step("push", 61, 3),) * sent
-    c0 += _step("push", later + 3_000, 3), _step("sync", later + 4_000)
+    c0 += _step("push", woken + 1_000, 3), _step("sync", woken + 2_000)
     faults: tuple[Fault, ...] = ()
     if sent:
-        faults = tuple(Fault(60, "hold", n, for_s=later + 1_440, client="c0", calls="create px") for n in range(3))
+        faults = tuple(Fault(60, "hold", n, for_s=woken - 160, client="c0", calls="create px") for n in range(3))
     c1 = tuple(_step("push", 100 + 20 * n, 3) for n in range(70))
-    c1 += tuple(_step("push", later + 1_000 + 20 * n, 3) for n in range(48))
-    c2 = (_step("sync", 60), _step("pull", later + 2_000), _step("sync", later + 5_000))
+    c1 += tuple(_step("push", later + 1_000 + 20 * n, 3) for n in range(more))
+    c2 = (_step("sync", 60), _step("pull", woken), _step("sync", woken + 3_000))
     return replace(_scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults), floors=True)
 
 
