@@ -318,6 +318,7 @@ def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(scanning, "HELD_MAX", 5)
     monkeypatch.setattr(spill, "HELD_MAX", 3)
     monkeypatch.setattr(spill, "PAGE", 4)
+    monkeypatch.setattr(index, "TIER_BYTES_BASE", 1 << 20)  # or these would be merged at once, for they are small
     monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 10)
     monkeypatch.setattr(spill, "SPOOL_BYTES_HELD", 50)
     monkeypatch.setattr("metasync.store.packs.SPREAD_BYTES_LEAST", 100)

@@ -521,7 +521,7 @@ def test_what_a_pull_has_fetched_is_taken_up_whoever_waits(lab: Lab, monkeypatch
 
     def look(turns: Turns) -> None:
         looks.append("")
-        if any(e.phase == "download" for e in told if isinstance(e, Progress)) and turns._wanted():
+        if any(e.phase == "download" and e.done for e in told if isinstance(e, Progress)) and turns._wanted():
             raise GiveWay
 
     wanted = iter([True] * 3)
