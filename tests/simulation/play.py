@@ -303,9 +303,10 @@ class Play:
             others[0].down_until = max(others[0].down_until, until)
 
     def _lose(self, lost: Sequence[Store], fault: Fault, tries: int = LOSS_TRIES) -> None:
-        """A majority is lost for good, when the others have a copy of everything."""
+        """A majority is lost for good, when the others have a copy of everything, and a vote for every version."""
         left = {checks.meaning(p) for s in self.stores.values() if s not in lost and not s.gone for p in s.objects}
         missing = any(checks.is_content(p) and checks.meaning(p) not in left for s in lost for p in s.objects)
+        missing = missing or (self.witness is not None and not self.witness.is_borne_out_without(lost))
         if missing and not fault.amount:
             if tries:
                 self.world.at(LOSS_S, lambda: None if self.healed else self._lose(lost, fault, tries - 1))

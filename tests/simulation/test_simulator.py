@@ -377,6 +377,16 @@ def test_a_plan_that_failed_once_is_well(at: int) -> None:
     assert Play(plan).run().failure == ""
 
 
+def test_a_majority_is_lost_only_where_the_rest_bears_every_version_out() -> None:
+    """Else a device of the version before recovers from there, and what others changed since has no history."""
+    plan = next(p for p in map(decode_plan, KEPT.read_text("utf-8").splitlines()) if p.seed == 150)
+    counts = Play(plan).run().counts
+    assert counts["loss put off"]
+    assert not counts["majority lost"]
+    played = Play(dataclasses.replace(plan, seed=1001))  # in which b3 has such a vote
+    assert played.run().counts["majority lost"]
+
+
 def test_a_plan_survives_being_written_down() -> None:
     for seed in range(50):
         assert decode_plan(encode_plan(make_plan(seed))) == make_plan(seed)

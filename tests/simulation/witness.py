@@ -16,7 +16,7 @@ round stands there then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -430,6 +430,21 @@ class Witness:
     def top_of(self, v: int) -> int:
         """The highest number of a round of a version that can be passed; 0 if there is none."""
         return max((n for n, _ in self._instances[v].rounds if n < ROUND_MAX), default=0)
+
+    def is_borne_out_without(self, lost: Collection[Store]) -> bool:
+        """Whether each version of this era has a vote for what it decided on an acceptor that is left.
+
+        Where all of those are lost, nothing that is left tells a device of the version before what was decided, and it
+        takes no later one at its word (consensus.md, rules 5.2 and 8.1).
+        """
+        for instance in self._instances.values():
+            if instance.decided is None or instance.base.era != self.newest.era:
+                continue
+            voted = {key for (_, digest), keys in instance.tally.items() if digest == instance.decided for key in keys}
+            places = {a.acceptor_id: self.stores[e.identity] for e, a in instance.config.acceptors}
+            if not any(not store.gone and store not in lost for key, store in places.items() if key in voted):
+                return False
+        return True
 
     def _moment(self, acceptor: _Acceptor, moment: str) -> None:
         """Tells of the first promise, the first vote and the decision of a version."""
