@@ -192,10 +192,12 @@ class WorkingKeeper(FakeKeeper):
         super().__init__(directory, settings, tell)
         self._work: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._opened = threading.Event()
         self.called = 0
 
     def start(self) -> None:
         self._thread.start()
+        self._opened.wait(HUNG_S)  # a test may take the folder's state away
         super().start()
 
     def call(self, do: Callable[[Any], Any]) -> Any:
@@ -211,6 +213,7 @@ class WorkingKeeper(FakeKeeper):
 
     def _run(self) -> None:
         with Workspace.open(self.directory) as workspace:
+            self._opened.set()
             while (item := self._work.get()) is not None:
                 do, outcome = item
                 try:
