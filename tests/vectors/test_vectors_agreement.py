@@ -139,7 +139,9 @@ def read_stone(data: bytes, c: dict[str, Any]) -> Any:
 
 
 def read_chain(data: bytes, c: dict[str, Any]) -> Any:
-    chain = decode_chain(Reader(data, "an admin chain"))
+    reader = Reader(data, "an admin chain")
+    chain = decode_chain(reader)
+    reader.end()  # it is a part of other records, which go on behind it
     assert chain.encode() == data
     assert chain.ns_id == the(c, "ns_id")
     return {"keys": chain.keys, "ns_id": chain.ns_id, "epoch": chain.epoch}
