@@ -29,13 +29,14 @@ class Server:
 
     def __init__(self) -> None:
         self.lines: dict[Any, int] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         seen = self
 
         class Seeing(Handler):
             def setup(self) -> None:
                 with seen.lock:
                     seen.lines[self.client_address] = 0
+                    seen.lock.notify_all()
                 super().setup()
 
             def respond(self, _: bytes) -> Answer:
@@ -44,6 +45,11 @@ class Server:
                 return Answer(body=b"yes")
 
         self.handler = Seeing
+
+    def met(self, count: int) -> bool:
+        """Whether it meets so many connections: each in a thread, which may be later than who opened it."""
+        with self.lock:
+            return self.lock.wait_for(lambda: len(self.lines) >= count, HUNG_S)
 
 
 @pytest.fixture
@@ -75,6 +81,7 @@ def test_requests_take_what_was_opened_ahead(server: Server, url: str, monkeypat
     monkeypatch.setattr(wire, "_connect", lambda: pytest.fail("another one"))
     with ThreadPoolExecutor(AHEAD) as pool:
         assert set(pool.map(lambda _: ask(wire), range(4 * AHEAD))) == {b"yes"}
+    assert server.met(AHEAD)
     wire.close()
     assert len(server.lines) == AHEAD, "they were opened once"
     assert sum(server.lines.values()) == 4 * AHEAD
@@ -85,6 +92,7 @@ def test_the_first_request_opens_the_others_too(server: Server, url: str) -> Non
     assert ask(wire) == b"yes"
     dialled(wire)
     assert len(wire._idle) == AHEAD
+    assert server.met(AHEAD)
     wire.close()
     assert len(server.lines) == AHEAD
 
@@ -151,6 +159,33 @@ def test_who_waits_hears_why_none_came(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.result(HUNG_S)
 
 
+def test_who_waits_opens_its_own_where_a_server_takes_few_at_once(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that failed beside one that came says nothing of the server."""
+    wire, gate, tries = Wire(url, ahead=2), threading.Event(), []
+    really = wire._connect
+
+    def connect() -> Any:
+        if threading.current_thread().name == "metasync-dial":
+            tries.append(1)
+            if len(tries) > 1:
+                assert gate.wait(HUNG_S)
+                raise ConnectionResetError
+        return really()
+
+    monkeypatch.setattr(wire, "_connect", connect)
+    with ThreadPoolExecutor(1) as pool, wire.exchange("GET", "/", {}, b"", "cannot ask") as reply:
+        asked = pool.submit(ask, wire)
+        with wire._lock:
+            while not wire._waiting:
+                wire._lock.wait(0.01)
+        gate.set()
+        assert asked.result(HUNG_S) == b"yes"
+        assert reply.read(3) == b"yes"
+    wire.close()
+
+
 def test_what_comes_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     wire, gate = Wire("http://127.0.0.1:9", ahead=1), threading.Event()
     here, there = socket.socketpair()
@@ -177,6 +212,7 @@ def test_a_process_that_was_forked_dials_anew(server: Server, url: str) -> None:
     wire = Wire(url, ahead=AHEAD)
     ask(wire)
     dialled(wire)
+    assert server.met(AHEAD)
     before = len(server.lines)
     if not (child := os.fork()):
         os._exit(ask(wire) != b"yes")
@@ -213,6 +249,6 @@ def test_a_store_is_told_through_its_wrappers(url: str, server: Server, monkeypa
     store = open_backend(parse_url(f"s3://bucket/p?endpoint={url}"), create_root=False)
     dial(Retrying(Wrapper(store)))
     dialled(store._wire)  # type: ignore[attr-defined]
+    assert server.met(2)
     store.close()
-    assert len(server.lines) > 1
     dial(Wrapper(MemoryBackend()))  # one that has none to open

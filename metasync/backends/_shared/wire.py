@@ -221,6 +221,7 @@ class Wire:
         self._waiting = 0  # requests that wait for one of them
         self._has_dialled = self._ahead == 0
         self._failure: Exception | None = None  # why the last one did not come about
+        self._has_come = False  # whether one did: then a failure may be of a server that takes few at once
 
     @contextlib.contextmanager
     def exchange(
@@ -316,6 +317,7 @@ class Wire:
         with lock:
             self._dials -= 1
             self._failure = failure or self._failure
+            self._has_come |= failure is None
             if sock is not None and not self._closed:
                 self._idle.append((time.monotonic(), sock))
                 sock = None
@@ -370,7 +372,7 @@ class Wire:
                 if self._closed:
                     raise ConnectionAbortedError
                 found = self._fit()
-            if found is None and has_waited and self._failure is not None:
+            if found is None and has_waited and self._failure is not None and not self._has_come:
                 raise self._failure  # another try would take as long, and end like this
             return found
 
