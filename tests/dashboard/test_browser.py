@@ -327,13 +327,25 @@ def test_what_holds_for_all_devices_is_asked_for_twice(tab: Any, page: Served, l
     seen = tab()
     go(seen, page, "settings")
     for sure, keep in (("Cancel", None), ("Change it for all devices", "last=2")):
-        seen.get_by_label("Versions that are kept").fill("last=2")
+        seen.get_by_label("Versions that are kept", exact=True).fill("last=2")
         seen.get_by_role("button", name="Save Versions that are kept").click()
         seen.get_by_role("dialog").get_by_role("button", name=sure).click()
         seen.get_by_role("dialog").wait_for(state="detached")
         if keep is not None:
             seen.get_by_text("Versions that are kept: last=2").wait_for()
         assert laptop.keep().keep == keep
+
+
+def test_a_dialog_that_was_closed_is_gone_at_once(tab: Any, page: Served) -> None:
+    """Its words are in the page no longer, before any event is served: who types next finds one field."""
+    seen = tab()
+    go(seen, page, "settings")
+    seen.get_by_label("Versions that are kept", exact=True).fill("last=2")
+    seen.get_by_role("button", name="Save Versions that are kept").click()
+    cancel = seen.get_by_role("dialog").get_by_role("button", name="Cancel")
+    left = cancel.evaluate("button => { button.click(); return document.querySelectorAll('dialog').length; }")
+    assert left == 0
+    assert seen.evaluate("document.activeElement.textContent") == "Save Versions that are kept"
 
 
 def test_the_end_of_the_program_is_told(browser: Any, page: Served) -> None:

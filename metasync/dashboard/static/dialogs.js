@@ -11,6 +11,7 @@ export function open(title, build) {
     const close = (given = null) => {
       value = given;
       dialog.close();
+      dialog.remove(); // at once: the event "close" comes later, and until then the page would hold its words twice
     };
     put(dialog, h("div", { class: "stack" }, h("h2", { id: "dialog-title" }, title), build(close)));
     dialog.addEventListener("close", () => {
