@@ -5,12 +5,12 @@ The sequences are what these programs are known to do, in the order in which the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from effort import first
-from test_keeper import NAMES, Stage
+from keeper_kit import NAMES, Stage
 from workspace_kit import Lab, write
 
 from metasync.local.state_keys import CONFLICTS
@@ -86,14 +86,6 @@ def w(lab: Lab) -> Workspace:
     write(made.directory, {"d/other": b"another file", "d/doc": b"first"})
     made.push()
     return made
-
-
-@pytest.fixture
-def stage(w: Workspace) -> Iterator[Stage]:
-    made = Stage(w.directory)
-    made.settle()
-    yield made
-    made.keeper._close()
 
 
 @pytest.mark.parametrize("save", SAVES)
