@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from agreement_kit import CAROL, Writer, X, drawn, entry, sealed
+from learn_kit import NAMES, accept_on
 from paxos_world import Workspace, World, change, make_workspace
 
 from metasync.consensus import Group, Ref
@@ -32,8 +33,6 @@ from metasync.consensus.records.state import successor
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import CERTIFICATE_BYTES_MAX
-
-NAMES = ["a", "b", "c"]
 
 
 def slot(ws: Workspace, name: str, v: int = 1, idx: int = 0) -> str:
@@ -116,11 +115,6 @@ ATTACKS: list[Callable[[World, Workspace], bytes]] = [
     enormous,
     a_login_page,
 ]
-
-
-@pytest.fixture
-def world() -> World:
-    return World(11, NAMES)
 
 
 def agree(world: World, group: Group, base: Any, op: bytes) -> Any:
@@ -217,8 +211,6 @@ def test_a_cut_log_is_poison_for_who_reads_on(world: World, ws: Workspace) -> No
 
 def test_of_two_values_with_a_quorum_the_one_of_the_lower_round_stands(world: World, ws: Workspace) -> None:
     """Honest devices propose nothing else above a decided round, and below one nothing can come later."""
-    from test_learn import accept_on
-
     accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 8)
     liar = ws.group(bytes([9]) * 16, 1).participant
     for name in ("b", "c"):
@@ -245,8 +237,6 @@ def test_of_two_values_with_a_quorum_the_one_of_the_lower_round_stands(world: Wo
 
 def test_two_decided_values_in_one_round_are_an_alarm(world: World, ws: Workspace) -> None:
     """More backends lie than the quorum allows for: a log that both quorums share shows each another value."""
-    from test_learn import accept_on
-
     accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 8)
     kept = dict(world.stores["b"])
     for idx in (0, 1):
