@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_rotation import NEW, agree_on_files, away, keys_in, revoke, rotate, three
+from rotation_kit import NEW, agree_on_files, away, keys_in, revoke, rotate, three
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.errors import DamagedError, PassphraseError

@@ -10,30 +10,16 @@ from typing import Any
 
 import pytest
 from racing_kit import URLS, at_once, crowd
+from rotation_kit import NEW, agree_on_files, away, closed_logs, revoke, rotate, three
 from test_key_copies import folder_of, names_in, push, ring_of
-from test_rotation import NEW, agree_on_files, away, revoke, rotate, three
 from workspace_kit import CHEAP, PASSPHRASE, Lab, tree_of, wipe, write
 
 from metasync.consensus import Group
 from metasync.errors import NoQuorumError, RevokedError, WorkspaceError
 from metasync.members import key_store
-from metasync.runtime.effects import Gather
 from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.workspace import Workspace
-
-
-def closed_logs(w: Workspace, base: Any) -> int:
-    """How many logs of the version after `base` are closed, as this device reads them."""
-
-    def looked(group: Group, instance: Any) -> Any:
-        instance.begin()
-        yield Gather({a.name: a.look() for a in instance.acceptors.values()})
-
-    with w._session("look") as s:
-        instance = s.runtime.run(s.group.enter(base))
-        s.runtime.run(looked(s.group, instance))
-        return sum(a.log.closed is not None for a in instance.acceptors.values())
 
 
 def base_of(w: Workspace) -> Any:
