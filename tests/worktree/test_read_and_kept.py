@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scan_kit import agreed
 from workdir import DIR, MTIME_NS, File, QuietDisk, Workspace, digest, entry, ingest, write
 
 from metasync.codec import encode_tags
@@ -35,17 +35,6 @@ from metasync.worktree.scan import READS_MAX, Content, scan, store_scan
 from metasync.worktree.tree import WorkTree
 
 ROOT = b"\7" * 32
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Iterator[Workspace]:
-    with Workspace(tmp_path) as found:
-        yield found
-
-
-def agreed(work: Workspace, tree: dict[bytes, Any]) -> None:
-    write(work.root, tree)
-    work.base = dict(work.scan_past().tree)
 
 
 # ---- a file is what was read of it, whole
