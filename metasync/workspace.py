@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from metasync.maintenance import drill as drills
     from metasync.maintenance import scrub as scrubbing
     from metasync.maintenance.repair import left_out_packs
+    from metasync.members import clone as cloning
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
     from metasync.moving import add_backend, removal, upkeep
@@ -51,7 +52,9 @@ else:
     backend_states, drills, status = operations.lazy("maintenance", "backend_states", "drill", "status")
     (left_out_packs,) = operations.lazy("maintenance.repair", "left_out_packs")
     add_backend, removal, upkeep = operations.lazy("moving", "add_backend", "removal", "upkeep")
-    clone_invitation, clone_passphrase = operations.lazy("members", "clone_invitation", "clone_passphrase")
+    cloning, clone_invitation, clone_passphrase = operations.lazy(
+        "members", "clone", "clone_invitation", "clone_passphrase"
+    )
     devices, found, invitation = operations.lazy("members", "devices", "found", "invitation")
     rotation, secrets = operations.lazy("members", "rotation", "passphrase")
     first_checkout, push, skipping = operations.lazy("sync", "first_checkout", "push", "skip")
@@ -150,7 +153,7 @@ class Workspace:
             return cls._open_at(folder, on_event, clone_passphrase.begin(folder, *words, again=again, merge=merge))
 
         with leaving_nothing(folder):
-            report = first_checkout.clone(
+            report = cloning.clone(
                 begin, cls._finish_clone, settings, lambda: (take_back(folder) or merge) and invite is None
             )
         return dataclasses.replace(report, vouched=invite is not None or expect is not None)

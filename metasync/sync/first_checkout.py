@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.room import check_room, is_too_large
@@ -47,7 +46,6 @@ from metasync.worktree.scan import scan, store_scan
 
 WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
 FAR_BEYOND = 4  # times the room of the disk: nobody waits to hear how much more a tree would take
-JOINS_MAX = 3  # times that a clone begins anew because the keys were changed meanwhile
 DIR_BYTES = 256  # that a directory takes on a disk, at least: its inode
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB
 PART_PATHS_LEAST = 15_000  # from then on a part ends where the top of the folder has its next name
@@ -61,37 +59,6 @@ class Brought:
     agreed: Agreed
     files: int
     size_bytes: int
-
-
-class Joined(Protocol):
-    """A workspace that is open on a new folder."""
-
-    def configure(self, key: str, value: str | None) -> object: ...
-    def close(self) -> None: ...
-
-
-J = TypeVar("J", bound=Joined)
-
-
-def clone(
-    begin: Callable[[bool], J], bring: Callable[[J], CloneReport[J]], settings: Mapping[str, str],
-    may_again: Callable[[], bool],
-) -> CloneReport[J]:  # fmt: skip
-    """Makes a new folder a device by `begin`, with these settings, and brings the newest version by `bring`.
-
-    Where the keys were changed between the two, `begin` is told True and begins anew, if `may_again`.
-    """
-    for turn in range(JOINS_MAX):
-        workspace = begin(turn > 0)
-        try:
-            for key, value in settings.items():
-                workspace.configure(key, value)
-            return bring(workspace)
-        except BaseException as e:
-            workspace.close()
-            if not (isinstance(e, ExcludedError) and may_again() and turn < JOINS_MAX - 1):
-                raise
-    raise AssertionError
 
 
 def finish_clone(s: Session, workspace: W) -> CloneReport[W]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from metasync.errors import ExcludedError, NoQuorumError
-from metasync.sync.first_checkout import JOINS_MAX, clone
+from metasync.members.clone import JOINS_MAX, clone
 
 SHUT = ExcludedError("the keys were changed")
 
@@ -68,3 +70,18 @@ def test_it_ends_with_why_where_that_helps_nothing() -> None:
     with pytest.raises(ExcludedError):
         joining.clone()
     assert joining.calls.count("close") == JOINS_MAX
+
+
+def test_what_brings_the_files_is_loaded_while_the_passphrase_is_stretched() -> None:
+    """In a process of its own: here it is loaded already."""
+    program = (
+        "import sys\n"
+        "from metasync.workspace import Workspace, cloning\n"
+        "assert cloning.clone\n"
+        "from metasync.members import clone_passphrase\n"
+        "assert 'metasync.checkout.checkout' not in sys.modules\n"
+        "clone_passphrase._load()\n"
+        "assert 'metasync.checkout.checkout' in sys.modules\n"
+        "assert 'metasync.sync.first_checkout' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
