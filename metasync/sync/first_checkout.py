@@ -3,7 +3,8 @@
 Theory of operation. A checkout holds its plan, and what it knows of each of its files, in memory. So the tree of a
 clone into an empty folder is cut into parts, contiguous in the order of paths (hence nearly in that of the packs), and
 each of them is a checkout of its own: planned, delivered, placed, and recorded in one transaction, which also notes up
-to which path the tree is here (`PARTS_KEY`). The last one sets the folder's base. The tree lies in a temporary file.
+to which path the tree is here (`PARTS_KEY`). The last one sets the folder's base. The tree lies in a temporary file;
+one of up to `WHOLE_PATHS_MAX` paths is one part, and lies in memory.
 
 Until then the base is the empty tree (`UNFINISHED_KEY`), and nothing else is done in this folder: whoever begins
 something finishes this first. It goes on at the path noted, with the version it was begun with, though there may be
@@ -44,7 +45,7 @@ from metasync.worktree.merge_walk import walk_folder
 from metasync.worktree.names import STATE_NAME
 from metasync.worktree.scan import scan, store_scan
 
-WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
+WHOLE_PATHS_MAX = 20_000  # so many are one part, in memory, which takes less of the CPU
 FAR_BEYOND = 4  # times the room of the disk: nobody waits to hear how much more a tree would take
 DIR_BYTES = 256  # that a directory takes on a disk, at least: its inode
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB
@@ -141,7 +142,7 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
     if begun is not None:
         target = s.load(begun[0])
     elif not s.db.has(UNFINISHED_KEY) or not _is_empty(s):
-        return _whole(s, target, before)
+        return _merged(s, target, before)
     contents = s.contents(target)
     try:
         return _bring(s, target, before, contents, begun[1] if begun is not None else None)
@@ -168,11 +169,9 @@ def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Con
     if last is None and not s.db.has(PLAN_KEY):  # some of it lies there already: each checkout looks for itself
         tree.check = partial(check_room, s.tree, s.db)
     walked(contents, target, tree)
-    if last is None and not isinstance(tree.paths, Large):
-        return _whole(s, target, before, tree)
-    if not isinstance(tree.paths, Large):
+    if last and not isinstance(tree.paths, Large):
         tree.paths = Large(pack_entry, unpack_entry, tree.paths.items())
-    parts = _Parts(s, target, contents, tree, tree.paths, last or b"")
+    parts = _Parts(s, target, contents, tree, last or b"")
     try:
         return parts.bring(before)
     finally:
@@ -197,40 +196,37 @@ def _is_empty(s: Session) -> bool:
     return {*s.tree.disk.names(s.tree.root_fd)} == {STATE_NAME} and not s.db.packed_rows_after(b"", 1)
 
 
-def _whole(s: Session, target: Agreed, before: Callable[[], None], tree: _Tree | None = None) -> Brought:
-    """By one checkout. `tree`: of `target`, where it is known and nothing else is here."""
+def _merged(s: Session, target: Agreed, before: Callable[[], None]) -> Brought:
+    """By one checkout, merged with what is in the folder."""
     sizes: list[int] = []
 
     def count(paths: Mapping[bytes, Entry]) -> None:
         sizes.extend(e.size for e in paths.values() if e.kind is not Kind.DIR)
 
-    base = s.base()
-    news = None if tree is None or base.tree_root is not None else {p: (None, e) for p, e in tree.paths.items()}
-    report = pull.integrate(s, base, target, on_tree=count, before=before, news=news)
+    report = pull.integrate(s, s.base(), target, on_tree=count, before=before)
     return Brought(report, target, len(sizes), sum(sizes))
 
 
 class _Parts:
     """One run of a clone in parts. `last`: up to which path all is here."""
 
-    def __init__(
-        self, s: Session, target: Agreed, contents: Contents, tree: _Tree, paths: Large[Entry], last: bytes
-    ) -> None:
+    def __init__(self, s: Session, target: Agreed, contents: Contents, tree: _Tree, last: bytes) -> None:
         self.s = s
         self.target = target
         self.contents = contents
         self.tree = tree
-        self.paths = paths
+        self.paths = tree.paths
         self.last = last
         self.is_exact = not last or s.db.get(EXACT_KEY) == last
         self.files_here = self.bytes_here = 0
         self.applied = Applied()
-        self.repeated: Large[bytes] = Large(bytes, bytes)  # contents of several files -> one that is here, or b""
+        self.repeated: MutableMapping[bytes, bytes] = {}  # contents of several files -> one that is here, or b""
         self.has_repeated = False
 
     def close(self) -> None:
-        self.repeated.close()
-        self.paths.close()
+        for held in (self.repeated, self.paths):
+            if isinstance(held, Large):
+                held.close()
 
     def bring(self, before: Callable[[], None]) -> Brought:
         s, applied = self.s, self.applied
@@ -256,6 +252,9 @@ class _Parts:
 
     def _look_at_tree(self) -> None:
         """Finds the contents that several files have, and counts what is here already."""
+        if not isinstance(self.paths, Large):
+            return  # one part, and nothing is here
+        self.repeated = Large(bytes, bytes)
         for content in self.paths.repeated(CONTENT_AT, bytes([Kind.FILE])):
             self.repeated[content] = b""
         self.has_repeated = any(True for _ in self.repeated)
@@ -282,6 +281,9 @@ class _Parts:
 
     def _cut(self) -> Iterator[tuple[dict[bytes, Entry], bool]]:
         """What is not here yet, in parts; and whether a part is the last one."""
+        if not isinstance(self.paths, Large):
+            yield dict(self.paths), True
+            return
         part: dict[bytes, Entry] = {}
         for path, entry in self.paths.pairs(self.last):
             if len(part) >= PART_PATHS or (len(part) >= PART_PATHS_LEAST and b"/" not in path):

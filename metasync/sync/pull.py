@@ -154,14 +154,12 @@ def integrate(
     on_tree: OnTree = lambda _: None,
     before: Callable[[], None] = lambda: None,
     turns: Turns | None = None,
-    news: Mapping[bytes, walk.Change] | None = None,
 ) -> PullReport:
     """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still.
 
     `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
     agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `before` is called once all is at hand and
-    nothing is changed yet, and may raise. `turns`: `GiveWay` before that, where others are to go first. `news`: what
-    `walk.diff` says of the two, where that is known.
+    nothing is changed yet, and may raise. `turns`: `GiveWay` before that, where others are to go first.
     """
     left = rebased(s, base, target)
     base = over_skips(left, target)
@@ -171,7 +169,7 @@ def integrate(
     for _ in range(ROUNDS_MAX):
         try:
             return _integrate_once(
-                s, base, target, on_tree, before, turns, news, dry_run=dry_run, force=force, pushing=pushing
+                s, base, target, on_tree, before, turns, dry_run=dry_run, force=force, pushing=pushing
             )
         except ChangedMeanwhile as e:
             lost = e.__cause__ if isinstance(e.__cause__, DamagedError) else None
@@ -180,7 +178,7 @@ def integrate(
             kept = _as_kept(s, base, target) if isinstance(e, DamagedError) else None
             if kept is None:
                 break
-            base, news = kept, None
+            base = kept
     if lost is not None:
         from metasync.session import unreadable
 
@@ -225,7 +223,6 @@ def _integrate_once(
     on_tree: OnTree,
     before: Callable[[], None],
     turns: Turns | None,
-    news: Mapping[bytes, walk.Change] | None,
     *,
     dry_run: bool,
     force: bool,
@@ -235,9 +232,8 @@ def _integrate_once(
     with heeding(s, turns):
         plan = _plan_again(s, base, target, turns, contents)
         if plan is None:
-            if news is None and base.tree_root != target.tree_root:
-                news = _news(base, target, contents, turns)
-            plan = _plan(s, base, target, news or {}, contents, turns)
+            news = _news(base, target, contents, turns) if base.tree_root != target.tree_root else {}
+            plan = _plan(s, base, target, news, contents, turns)
     if turns is not None and not dry_run:
         _let_others_go(turns, _Turn(base.state, target.state, plan))
     seen, coming = plan.scan.tree, plan.merge.changes

@@ -26,7 +26,7 @@ from metasync.objects import walk_large
 from metasync.reports.start import CloneReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.folder import PARTS_KEY
-from metasync.sync import first_checkout
+from metasync.sync import first_checkout, pull
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 
@@ -210,6 +210,54 @@ def test_it_dies_and_goes_on(lab: Lab, parted: None, monkeypatch: pytest.MonkeyP
     settled(report.workspace)
     if death == "between parts":
         assert any(isinstance(e, Notice) and "files are here already" in e.text for e in told)
+
+
+def test_a_tree_of_few_paths_is_one_part_and_no_merge(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is here that it could be merged with."""
+    w = published(lab)
+    parts: list[int] = []
+    place = first_checkout._Parts._place
+
+    def counted(self: Any, part: Mapping[bytes, Any], *a: Any, **k: Any) -> None:
+        parts.append(len(part))
+        place(self, part, *a, **k)
+
+    monkeypatch.setattr(first_checkout._Parts, "_place", counted)
+    monkeypatch.setattr(pull, "integrate", None)
+    report = cloned(lab)
+    assert parts == [len(tree_of(w.directory))]
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory)
+    assert report.workspace._db.get(TREE_KEY) is not None, "a push need not look at the tree again"
+    settled(report.workspace)
+
+
+def test_a_version_without_a_file_is_brought(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    report = cloned(lab)
+    assert (report.files, report.bytes) == (0, 0)
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory) == {}
+    settled(report.workspace)
+
+
+def test_it_goes_on_where_the_tree_counts_as_small_by_now(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another version of MetaSync, which plans more paths at once: what is here is not brought again."""
+    w = published(lab)
+    with monkeypatch.context() as m:
+        small_parts(m)
+        here = len(tree_of(stopped_between_parts(lab, m)))
+    wanted: list[int] = []
+    begin = Checkout.begin
+
+    def counted(self: Checkout, changes: Any, *a: Any, **k: Any) -> Any:
+        changes = list(changes)
+        wanted.append(len(changes))
+        return begin(self, changes, *a, **k)
+
+    monkeypatch.setattr(Checkout, "begin", counted)
+    report = cloned(lab)
+    assert sum(wanted) == len(tree_of(w.directory)) - here
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory)
+    settled(report.workspace)
 
 
 def stopped_between_parts(lab: Lab, monkeypatch: pytest.MonkeyPatch, at: int = 2) -> Path:

@@ -156,10 +156,10 @@ def test_a_folder_that_never_holds_still_is_told_and_so_is_damage_behind_it(
 
 
 class Retried:
-    """A merge that fails as a test says, each time with another error; `tried`: the bases and news it was given."""
+    """A merge that fails as a test says, each time with another error; `tried`: the bases it was given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, kept: Any = None) -> None:
-        self.tried: list[tuple[Any, Any]] = []
+        self.tried: list[Any] = []
         self.asked: list[Any] = []
         self.errors, self.kept = list(errors), kept
         monkeypatch.setattr(pull, "_integrate_once", self._once)
@@ -167,8 +167,8 @@ class Retried:
         monkeypatch.setattr(pull, "over_skips", lambda base, _: base)
         monkeypatch.setattr(unreadable, "named", lambda _s, _b, _t, lost: WorkspaceError(f"version 2: {lost.message}"))
 
-    def _once(self, _s: object, base: Any, *given: Any, **_: object) -> Any:
-        self.tried.append((base, given[-1]))
+    def _once(self, _s: object, base: Any, *_: object, **__: object) -> Any:
+        self.tried.append(base)
         if self.errors:
             raise self.errors.pop(0)
         return "merged"
@@ -178,8 +178,7 @@ class Retried:
         return self.kept
 
     def run(self) -> Any:
-        news: Any = {b"x": (None, FILE)}
-        return pull.integrate(SimpleNamespace(), self.base, at(2), news=news)  # type: ignore[arg-type]
+        return pull.integrate(SimpleNamespace(), self.base, at(2))  # type: ignore[arg-type]
 
     base = at(1)
 
@@ -187,11 +186,10 @@ class Retried:
 def test_a_base_whose_tree_is_gone_on_purpose_is_merged_with_what_is_kept_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And what was known to be new since that base is looked for anew."""
     kept: Any = "what is kept"
     merge = Retried(monkeypatch, DamagedError("a tree is gone"), kept=kept)
     assert merge.run() == "merged"
-    assert merge.tried == [(merge.base, {b"x": (None, FILE)}), (kept, None)]
+    assert merge.tried == [merge.base, kept]
 
 
 @pytest.mark.parametrize(("error", "is_asked"), [(DamagedError("torn"), True), (UpgradeError("of a later day"), False)])
