@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import importlib.util
 import json
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import content_packs
 import pytest
 import zstandard
 from blake3 import blake3
+from content_case import plain
 from content_kit import SEALED_ONLY, chunker, digest
+from content_objects import lengths, shape
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from make_content import build
 
 from metasync import errors
 from metasync.codec import Reader, encode_tags, padme
@@ -42,18 +44,6 @@ STEPS = {"compress": Compress(), "encrypt": Encrypt(), "integrity": Integrity()}
 ERRORS: dict[str, type[Exception]] = {**vars(errors), "IntegrityError": IntegrityError}
 
 
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_content", HERE / "make_content.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MAKE = maker()
-
-
 def of(what: str, *, good: bool | None = None) -> list[str]:
     """Names of the cases of a kind."""
     return [name for name, c in CASES.items() if c["what"] == what and good in (None, c.get("expect") == "ok")]
@@ -65,7 +55,7 @@ def data_of(case: dict[str, Any]) -> bytes:
 
 def test_vectors_are_what_the_code_writes():
     """A change of format must be meant: run `python tests/vectors/make_content.py` and read the diff."""
-    assert MAKE.build() == {path.name: path.read_text(encoding="utf-8") for path in FILES}
+    assert build() == {path.name: path.read_text(encoding="utf-8") for path in FILES}
 
 
 def test_bad_cases_outnumber_good_ones():
@@ -115,7 +105,7 @@ def test_good(name):
     decode, encode = CODECS[case["what"]]
     data = data_of(case)
     value = decode(data)
-    assert MAKE.plain(value) == case["value"]
+    assert plain(value) == case["value"]
     assert encode(value) == data
     if "id" in case:
         assert Ids(bytes.fromhex(CASES["ids"]["id_key"])).of(KINDS[case["what"]], data).hex() == case["id"]
@@ -162,7 +152,7 @@ def test_split_of_a_directory():
     case = CASES["split-dir"]
     listing = [(b"%05d.txt" % i, Entry(Kind.FILE, 0o644, i, i, digest(i))) for i in range(case["count"])]
     nodes = directory.encode_dir(listing, Ids(bytes.fromhex(case["id_key"])))
-    assert MAKE.shape(nodes, directory.decode_node) == case["nodes"]
+    assert shape(nodes, directory.decode_node) == case["nodes"]
     assert len(nodes) > 5
 
 
@@ -170,7 +160,7 @@ def test_split_of_a_file():
     case = CASES["split-file"]
     chunks = [Chunk(digest(i), i + 1) for i in range(case["count"])]
     nodes = file.encode_file(digest(-1), chunks, Ids(bytes.fromhex(case["id_key"])))
-    assert MAKE.shape(nodes, file.decode_node) == case["nodes"]
+    assert shape(nodes, file.decode_node) == case["nodes"]
     assert len(nodes) > 4
 
 
@@ -179,7 +169,7 @@ def test_chunk_boundaries(name):
     c = CASES[name]
     data = bytes(c["size"]) if c["data"] == "zeros" else hashlib.shake_256(b"chunks").digest(c["size"])
     made = chunker(((None, *c["sizes"]),), kind=c["kind"], whole=c["whole_bytes_max"], seed=int(c["seed"], 16))
-    assert MAKE.lengths(made, data) == c["lengths"]
+    assert lengths(made, data) == c["lengths"]
     assert sum(c["lengths"]) == c["size"]
 
 
@@ -304,9 +294,9 @@ def test_placement_is_computed_from_the_description_alone():
 def test_good_pack(name):
     case = CASES[name]
     header, footer, objects = read_pack(case)
-    assert MAKE.plain(header) == case["header"]
-    assert MAKE.plain(footer) == case["footer"]
-    assert MAKE.plain(objects) == case["objects"]
+    assert plain(header) == case["header"]
+    assert plain(footer) == case["footer"]
+    assert plain(objects) == case["objects"]
     keys = form_of(case).keys
     assert keys.pack_key(header.epoch, header.random).hex() == case["pack_key"]
     assert keys.pack_binding(header.epoch, data_of(case)[:38]).hex() == case["binding"]
@@ -378,7 +368,7 @@ def test_a_pack_is_read_from_the_description_alone(name):
 
 
 def test_a_pack_of_these_vectors_is_sealed_alike():
-    assert MAKE.pack().data == data_of(CASES["pack-sealed"])
+    assert content_packs.pack().data == data_of(CASES["pack-sealed"])
     assert SEALED_ONLY.names == tuple(CASES["pack-sealed"]["chains"][0])
 
 
@@ -391,7 +381,7 @@ def test_good_index_segment(name):
     s = index.decode_segment(data)
     objects = [{"pack": p.name, **o._asdict()} for p, o in s]
     assert (
-        MAKE.plain({"packs": tuple(s.packs), "objects": objects, "tombstones": s.tombstones, "tags": s.tags})
+        plain({"packs": tuple(s.packs), "objects": objects, "tombstones": s.tombstones, "tags": s.tags})
         == case["value"]
     )
     unpack = zstandard.ZstdDecompressor().decompress
