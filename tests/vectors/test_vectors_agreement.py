@@ -9,19 +9,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from agreement_case import plain
 from agreement_kit import ACCEPTOR, ALICE, BASE, CONFIG, DEVICES, KEYS, NS_ID, RULES, Writer, X, entry, sealed
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
+from make_agreement import cases, text
 
 from metasync import errors
 from metasync.codec import Reader
@@ -60,18 +60,6 @@ from metasync.keys.slots import open_slot
 
 HERE = Path(__file__).resolve().parent
 CASES = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted((HERE / "agreement").glob("*.json"))}
-
-
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_agreement", HERE / "make_agreement.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MAKE = maker()
 
 
 def the(c: dict[str, Any], key: str) -> bytes:
@@ -186,7 +174,7 @@ def test_a_record_decodes_as_its_case_says(name: str) -> None:
         return
     value = DECODE[c["what"]](data, c)
     if "value" in c:
-        shown = {k: MAKE.plain(v) for k, v in value.items()} if isinstance(value, dict) else MAKE.plain(value)
+        shown = {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else plain(value)
         assert shown == c["value"]
     if c["what"] in ("state", "config", "devices", "policy", "journal"):
         assert value.encode() == data
@@ -215,7 +203,7 @@ def test_a_log_replays_as_its_case_says(name: str) -> None:
         "newer": log.newer,
         "elsewhere": bool(log.elsewhere),
     }
-    assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
+    assert {k: plain(v) for k, v in found.items()} == c["expect"]
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "logs"])
@@ -242,7 +230,7 @@ def test_several_logs_say_together_what_their_case_says(name: str) -> None:
         "newest": sum(not log.next_idx for log in logs) >= q,
         "open": max(seen)[1] if seen and not decided else None,
     }
-    assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
+    assert {k: plain(v) for k, v in found.items()} == c["expect"]
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "blocks"])
@@ -264,7 +252,7 @@ def test_blocks_count_as_their_case_says(name: str) -> None:
         "newer": blocks.newer,
         "elsewhere": bool(blocks.elsewhere),
     }
-    assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
+    assert {k: plain(v) for k, v in found.items()} == c["expect"]
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "birth"])
@@ -328,11 +316,11 @@ def test_another_reader_opens_an_invitation() -> None:
 
 
 def test_the_vectors_are_what_the_maker_writes() -> None:
-    made = dict(MAKE.cases())
+    made = dict(cases())
     assert sorted(made) == sorted(CASES)
     for name, c in made.items():
         path = HERE / "agreement" / f"{name}.json"
-        assert path.read_text(encoding="utf-8") == MAKE.text(c), f"{name}: run make_agreement.py and look at the diff"
+        assert path.read_text(encoding="utf-8") == text(c), f"{name}: run make_agreement.py and look at the diff"
 
 
 def test_bad_cases_outnumber_good_ones() -> None:
