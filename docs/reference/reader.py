@@ -9,6 +9,10 @@ A FOLDER is the root of a backend, or a copy of it on a disk. Give all that you 
 proven. Nothing is written to them, and nothing of MetaSync is needed. This file was written from docs/design/format.md
 and format-agreement.md: numbers in parentheses are sections of format-agreement.md, those with an F of format.md.
 
+It is one file, so that a copy of it is all that has to be kept. Its parts, each behind a line of dashes: numbers and
+fields of records; what is said, and what is refused; bytes: fields, hashes, signatures, seals; records of agreement;
+folders and keys; what is agreed; what an agreed version holds; what the user asks for.
+
 It leaves out what only writers need: keys of devices, heads, floors' contents, invitations, placement, where files are
 cut; footers of packs, for the index says the same; and what a hint leads back to (14, 9).
 
@@ -41,6 +45,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from mnemonic import Mnemonic
+
+# Numbers and fields of records (F 1 to 6; 2 to 13) --------------------------------------------------------------------
 
 ZERO = bytes(32)
 BLOB, FILE, DIR, SNAPSHOT = 1, 2, 3, 4  # kinds of objects (F 1.4)
@@ -88,6 +94,9 @@ RETAINED = """format:format dropped:32*65536(first:u64 last:u64 below:32)! names
     policy:t16 trees:32*65536(snapshot:32 root:32)! purge:flag tags:tags"""
 SNAPSHOT_FIELDS = "format:format root:32 parents:8*16(32) device:16 time:i64 message:t16 tags:tags"
 FILE_NODE = "format:format level:u8 size:u64 content:32 children:32*(id:32 size:u64)"
+
+
+# What is said, and what is refused ------------------------------------------------------------------------------------
 
 
 class DamageError(Exception):
@@ -154,6 +163,9 @@ def shown(name: bytes | str) -> str:
 def moment(ns: int) -> str:
     """A time in UTC, from nanoseconds since 1970."""
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# Bytes: fields, hashes, signatures, seals (F 1, F 5; 2) ---------------------------------------------------------------
 
 
 class Cursor:
@@ -569,6 +581,9 @@ class Keys:
         return keys
 
 
+# What is agreed (8, 14) -----------------------------------------------------------------------------------------------
+
+
 class Workspace:
     """One workspace: its folders, its keys, and what is agreed in it (8, 14)."""
 
@@ -876,6 +891,9 @@ class Workspace:
     def device_name(self, state: Record, device: bytes) -> str:
         """A device's name, from the device set that a state names."""
         return str(getattr(self.devices(state).members.get(device), "name", device.hex()))
+
+
+# What an agreed version holds (F 2 to 6) ------------------------------------------------------------------------------
 
 
 class Contents:

@@ -37,7 +37,7 @@ EMPTY = base64.b64encode(zlib.compress(b""))
 KEPT = {
     p.stem: json.loads(p.read_text("utf-8")) for p in (Path(__file__).parents[1] / "vectors/workspaces").glob("*.json")
 }
-LINES_MAX = 1175
+LINES_MAX = 1193
 CODE_LINES_MAX = 900  # without docstrings, comments and blank lines
 LIBRARIES = {"blake3", "cryptography", "mnemonic", "zstandard"}
 ALL = ("a", "b", "c")
