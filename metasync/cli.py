@@ -19,9 +19,10 @@ from metasync import __version__
 from metasync.codec import printable
 from metasync.errors import MetaSyncError
 from metasync.runtime.travelled import COUNTER
-from metasync.terminal import interrupt, text
+from metasync.terminal import interrupt
 from metasync.terminal.bar import end_progress
 from metasync.terminal.console import Finish, Options, common, head_of
+from metasync.terminal.text import phrases
 
 _MANY_FILES: Final = ("clone", "pull", "push", "sync")
 _COLLECT_AFTER: Final = (20_000, 20, 10)
@@ -135,7 +136,7 @@ def _fail(options: Options, command: str, code: int, kind: str, message: str, ne
     else:
         click.echo(f"metasync: {message}", err=True)
         if next_step:
-            click.echo(text.sentence(next_step), err=True)
+            click.echo(phrases.sentence(next_step), err=True)
     if options.verbose:
         import traceback
 

@@ -7,10 +7,11 @@ from typing import Any, Literal
 import click
 
 from metasync.errors import UnreachableError
-from metasync.terminal import backends_text, prompt, text
+from metasync.terminal import prompt
 from metasync.terminal.console import Console, Options, common, opened, passes_pause
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import if_needed
+from metasync.terminal.text import backends_text, phrases
 
 UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is missing
 
@@ -304,5 +305,5 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
     except UnreachableError as error:
         error.exit_code = UNREACHABLE_CODE
         raise
-    value = {"url": parsed.location, "folder": folder, **text.value(report)}
+    value = {"url": parsed.location, "folder": folder, **phrases.value(report)}
     console.report("backend check", backends_text.verdict(report), value, [1] if report.verdict == "unfit" else [])

@@ -21,8 +21,8 @@ import click
 
 from metasync.errors import UsageError
 from metasync.events import Notice
-from metasync.terminal import history_text, text
 from metasync.terminal.console import Console, Options, common, opened, path_in
+from metasync.terminal.text import history_text, phrases
 
 if TYPE_CHECKING:
     from metasync.reports.history import Keep, ResolveReport, TextDiff
@@ -52,7 +52,7 @@ def conflicts(options: Options, with_diff: bool) -> None:
     with opened(options, console) as w:
         items = w.conflicts()
         texts = [_diff(w, c) for c in items] if with_diff else []
-    value = {"conflicts": text.value(items), "texts": text.value(texts)}
+    value = {"conflicts": phrases.value(items), "texts": phrases.value(texts)}
     console.report("conflicts", history_text.conflicts(items, texts), value, [3] if items else [])
 
 
@@ -118,7 +118,7 @@ def resolve(options: Options, paths: tuple[str, ...], everything: bool, keep: st
             done = [r for path in wanted if (r := _with_tool(console, w, path, str(tool))) is not None]
     waiting = any(r.conflicts for r in done) or (tool is not None and len(done) < len(wanted))
     lines = [] if wanted and not done else history_text.resolved(done)  # why not, the program has said
-    console.report("resolve", lines, {"resolved": text.value(done)}, [3] if waiting else [])
+    console.report("resolve", lines, {"resolved": phrases.value(done)}, [3] if waiting else [])
 
 
 def _wanted(options: Options, w: Workspace, given: Sequence[str]) -> list[bytes]:

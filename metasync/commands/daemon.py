@@ -14,8 +14,8 @@ import click
 
 from metasync.codec import printable
 from metasync.errors import WorkspaceError
-from metasync.terminal import daemon_text
 from metasync.terminal.console import Console, Finish, Options, common
+from metasync.terminal.text import daemon_text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no daemon
     from metasync.reports.service import DaemonState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from metasync.errors import MetaSyncError
 from metasync.reports.sync import PushReport
-from metasync.terminal import history_text, sync_text, text
+from metasync.terminal.text import history_text, phrases, sync_text
 from metasync.workspace import Workspace
 
 Say = Callable[[str], None]
@@ -58,7 +58,7 @@ def _show(root: Path, say: Say) -> None:
     packs = [p for name in PROVIDERS for p in (root / name).rglob("*") if p.is_file() and "packs" in p.parts]
     seen = sum(p.stat().st_size for p in packs)
     _must(b"bread" not in b"".join(p.read_bytes() for p in (root / PROVIDERS[0]).rglob("*") if p.is_file()))
-    say(f"   The providers hold {text.size(seen)} of encrypted packs under random names; none can read any of it.")
+    say(f"   The providers hold {phrases.size(seen)} of encrypted packs under random names; none can read any of it.")
 
     say("\n2. Your desktop joins: it needs the providers and the passphrase, nothing else.")
     with Workspace.clone(desktop, name=NAME, backends=urls, passphrase=passphrase, device_name="desktop").workspace:
@@ -109,14 +109,15 @@ def _show(root: Path, say: Say) -> None:
 def _told(report: PushReport, say: Say) -> None:
     if report.pulled is not None and report.pulled.version != report.pulled.before:
         c = report.pulled.conflicts
-        merged = f", {text.count(len(report.pulled.merged), 'file')} merged by lines" if report.pulled.merged else ""
-        clash = f", {text.count(len(c), 'conflict')}" if c else ""
+        merged = f", {phrases.count(len(report.pulled.merged), 'file')} merged by lines" if report.pulled.merged else ""
+        clash = f", {phrases.count(len(c), 'conflict')}" if c else ""
         say(f"   the other was faster, so first merged version {report.pulled.version}{merged}{clash}")
         for item in c:
-            say(f"   {text.text(item.path)} keeps the text that was pushed first; yours is in {text.text(item.kept)}")
+            theirs, mine = phrases.text(item.path), phrases.text(item.kept)
+            say(f"   {theirs} keeps the text that was pushed first; yours is in {mine}")
     say(
         f"   pushed version {report.version}: {sync_text.changes_line(report.changes)};"
-        f" {text.count(report.packs, 'pack')} of {text.size(report.bytes_stored)}, {report.copies} copies each"
+        f" {phrases.count(report.packs, 'pack')} of {phrases.size(report.bytes_stored)}, {report.copies} copies each"
     )
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import devices_text
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
+from metasync.terminal.text import devices_text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.members import InvitationInfo

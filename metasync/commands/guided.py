@@ -16,8 +16,8 @@ from metasync.config import byzantine_f, quorum
 from metasync.errors import MetaSyncError, UsageError
 from metasync.session.folder import new_folder
 from metasync.terminal import prompt
-from metasync.terminal import text as _text
 from metasync.terminal.console import Finish
+from metasync.terminal.text import phrases
 
 if TYPE_CHECKING:
     from metasync.backends.api import BackendUrl
@@ -151,7 +151,7 @@ def _tried(ask: Callable[[], str]) -> str | None:
 
 
 def _words(error: MetaSyncError) -> list[str]:
-    return [f"{_text.sentence(error.message)}.", *([_text.sentence(error.next_step)] if error.next_step else [])]
+    return [f"{phrases.sentence(error.message)}.", *([phrases.sentence(error.next_step)] if error.next_step else [])]
 
 
 def _folder() -> str:
@@ -215,7 +215,7 @@ def _cost(directory: Path, n: int) -> list[str]:
     if not size:
         return [line]
     least = "" if whole else "more than "
-    whole_size, stored = _text.size(size), _text.size(size * copies)
+    whole_size, stored = phrases.size(size), phrases.size(size * copies)
     return [line, f"The folder has {least}{whole_size}: that is {least}{stored} before compression."]
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import history_text
-from metasync.terminal import text as _text
 from metasync.terminal.console import Console, Finish, Options, common, opened, passes_pause, path_in
 from metasync.terminal.names import completing
+from metasync.terminal.text import history_text, phrases
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.history import Listing, RestoreReport
@@ -116,7 +115,7 @@ def cat(options: Options, version: str, path: str) -> None:
         raise Finish(0)
     from base64 import b64encode
 
-    console.report("cat", (), {**_text.value(r), "base64": b64encode(b"".join(pieces)).decode()})
+    console.report("cat", (), {**phrases.value(r), "base64": b64encode(b"".join(pieces)).decode()})
 
 
 def _stdout(console: Console) -> Callable[[bytes], object]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import keep_text
 from metasync.terminal.console import Console, Options, common, opened, path_in
 from metasync.terminal.names import completing
+from metasync.terminal.text import keep_text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.store.retention import Keep

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from metasync.terminal import devices_text
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
+from metasync.terminal.text import devices_text
 
 
 @click.group()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import backends_text, history_text, prompt
+from metasync.terminal import prompt
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
+from metasync.terminal.text import backends_text, history_text
 
 
 @click.command()

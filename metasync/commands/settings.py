@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from metasync.terminal import backends_text, keep_text
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import if_needed
+from metasync.terminal.text import backends_text, keep_text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.history import KeepReport

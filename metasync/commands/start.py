@@ -11,11 +11,11 @@ import click
 
 from metasync.config import byzantine_f, quorum
 from metasync.errors import UsageError
-from metasync.terminal import by_daemon, prompt, sync_text
-from metasync.terminal import text as _text
+from metasync.terminal import by_daemon, prompt
 from metasync.terminal.console import Console, Options, common, program_in
 from metasync.terminal.passphrase import anyway_option, first_passphrase, tried
 from metasync.terminal.style import alarm
+from metasync.terminal.text import phrases, sync_text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.members.clone_invitation import Trust
@@ -132,7 +132,7 @@ def init(
         on_event=console.event,
     )
     lines = [
-        f"Workspace {name} in {report.directory}, on {_text.count(len(report.backends), 'backend')}.",
+        f"Workspace {name} in {report.directory}, on {phrases.count(len(report.backends), 'backend')}.",
         report.survives,
         *([FEW_VOTERS] if report.lying == 0 and report.voters < 4 else []),
         "",
@@ -231,7 +231,7 @@ def clone(
     report = begun("") if invite is not None else tried(begun)
     lines = [
         f"Cloned {name or report.name} into {report.directory}: version {report.version} ({report.fingerprint}),"
-        f" {_text.count(report.files, 'file')}, {_text.size(report.bytes)}.",
+        f" {phrases.count(report.files, 'file')}, {phrases.size(report.bytes)}.",
     ]
     lines += _fingerprint(report.version, report.words, vouched=report.vouched)
     if report.problem:
@@ -303,10 +303,10 @@ def _preview(
         return preview(absolute(directory), name, backends, given, code, console.event, trusted, merge=merge)
 
     r = looked("") if code is not None else tried(looked)
-    free, needed = _text.size(r.free_bytes), _text.size(r.needed_bytes)
+    free, needed = phrases.size(r.free_bytes), phrases.size(r.needed_bytes)
     lines = [
         f"Would clone {r.name} into {r.directory}: version {r.version} ({r.fingerprint}),"
-        f" {_text.count(r.files, 'file')}, {_text.size(r.bytes)}. Nothing was changed.",
+        f" {phrases.count(r.files, 'file')}, {phrases.size(r.bytes)}. Nothing was changed.",
         f"The disk has room for it: {free} free."
         if r.fits
         else alarm(f"The disk has no room for it: {free} free, {needed} needed."),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from metasync.events import Notice
-from metasync.terminal import backends_text, by_daemon, status_text, sync_text, text
+from metasync.terminal import by_daemon
 from metasync.terminal.console import Console, Options, common, opened, passes_pause
+from metasync.terminal.text import backends_text, phrases, status_text, sync_text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.service import WorkspaceState
@@ -50,7 +51,7 @@ def status(options: Options) -> None:
     now_ns = time.time_ns()
     above, document = _kept(kept, now_ns / 1e9)
     lines = [*above, *status_text.status(s, now_ns=now_ns, verbose=options.verbose, daemon=kept)]
-    console.report("status", lines, {**text.value(s), "daemon": document}, codes)
+    console.report("status", lines, {**phrases.value(s), "daemon": document}, codes)
 
 
 def _kept(state: WorkspaceState | None, now_s: float) -> tuple[list[str], dict[str, Any] | None]:
@@ -58,7 +59,7 @@ def _kept(state: WorkspaceState | None, now_s: float) -> tuple[list[str], dict[s
     if state is None:
         return [], None
     from metasync.service.wire.values import encode
-    from metasync.terminal import daemon_text
+    from metasync.terminal.text import daemon_text
 
     return daemon_text.kept(state, now_s), encode(state)
 
@@ -95,7 +96,7 @@ def _with_copies(console: Console, w: Workspace, r: PushReport) -> PushReport:
     """Waits for the copies that a push, or one before it, left open; its report with those that cannot be made now."""
     if not r.trailing or not w.copying:
         return r
-    copies = text.count(sum(t.packs for t in r.trailing), "copy", "copies")
+    copies = phrases.count(sum(t.packs for t in r.trailing), "copy", "copies")
     committed = f"committed as version {r.version}; " if r.version is not None else ""
     console.event(Notice(f"{committed}finishing {copies} (Ctrl-C is safe)"))
     try:

@@ -24,9 +24,9 @@ from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice
 from metasync.runtime.travelled import COUNTER
 from metasync.terminal import prompt
-from metasync.terminal import text as _text
 from metasync.terminal.bar import Bar, beside, end_progress
 from metasync.terminal.style import rendered
+from metasync.terminal.text import phrases
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.terminal.progress import Meter
@@ -191,7 +191,7 @@ class Console:
         self.clear()
         code = worst(codes)
         if self.options.json:
-            told = _text.value(value)  # only here: of a push of many files it takes as long as a seventh of the push
+            told = phrases.value(value)  # only here: of a push of many files it takes as long as a seventh of the push
             body = told if isinstance(told, dict) else {"result": told}
             click.echo(json.dumps({**head_of(command, code), **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
@@ -206,7 +206,7 @@ class Console:
 
 def head_of(command: str, code: int) -> dict[str, object]:
     """What every document of --json begins with. `travelled`: by what the command asked of backends."""
-    return {"command": command, "exit_code": code, "travelled": _text.value(COUNTER.total)}
+    return {"command": command, "exit_code": code, "travelled": phrases.value(COUNTER.total)}
 
 
 def colours(options: Options, stream: TextIO) -> bool:

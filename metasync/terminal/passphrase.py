@@ -16,7 +16,7 @@ import click
 
 from metasync.errors import ExcludedError, PassphraseError, UsageError, WeakeningError
 from metasync.terminal import prompt
-from metasync.terminal.text import sentence
+from metasync.terminal.text.phrases import sentence
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from typing import Final
 
 from metasync.codec import duration
 from metasync.events import Event, Phase, Progress, Transferred
-from metasync.terminal import text as _text
+from metasync.terminal.text import phrases
 
 RATE_S: Final = 5.0
 LEFT_S: Final = 30.0
@@ -149,20 +149,20 @@ class Meter:
         core = self._phase + (f"  {percent:>2}%" if percent is not None else "")
         rates = {k: rate for k, r in self._rates.items() if (rate := r.of(now, self._born[k])) > 0}
         speeds = [
-            f"{_text.size(round(total))}/s {way}"
+            f"{phrases.size(round(total))}/s {way}"
             for way in ("up", "down")
             if (total := sum(r for (_, w), r in rates.items() if w == way))
         ]
         fastest = sorted(((r, name) for (name, _), r in rates.items()), reverse=True)[:NAMES_MAX]
-        backends = [f"{name} {_text.size(round(r))}/s" for r, name in fastest] if len(rates) > 1 else []
+        backends = [f"{name} {phrases.size(round(r))}/s" for r, name in fastest] if len(rates) > 1 else []
         return core, self._amounts(here), ", ".join(speeds), self._times(here, now), backends
 
     def _amounts(self, here: _Stretch | None) -> str:
         if here is None or not here.unit:
             moved = sum(self._moved.values())
-            return f"{_text.size(moved)} moved" if moved else ""
+            return f"{phrases.size(moved)} moved" if moved else ""
         if here.unit == "B":
-            return _text.size(here.done) + (f" of {_text.size(here.total)}" if here.total is not None else "")
+            return phrases.size(here.done) + (f" of {phrases.size(here.total)}" if here.total is not None else "")
         return f"{here.done:,}" + (f" of {here.total:,}" if here.total is not None else "") + f" {here.unit}"
 
     def _times(self, here: _Stretch | None, now: float) -> str:
@@ -196,11 +196,11 @@ class Meter:
         if seconds < LONG_S:
             return ""
         words = {"up": "sent", "down": "received"}
-        moved = [f"{words[way]} {_text.size(size)}" for way, size in self._moved.items() if size]
+        moved = [f"{words[way]} {phrases.size(size)}" for way, size in self._moved.items() if size]
         if not moved:
             return f"Took {duration(seconds)}."
-        rate = _text.size(round(sum(self._moved.values()) / seconds))
-        return _text.sentence(f"{' and '.join(moved)} in {duration(seconds)}, {rate}/s.")
+        rate = phrases.size(round(sum(self._moved.values()) / seconds))
+        return phrases.sentence(f"{' and '.join(moved)} in {duration(seconds)}, {rate}/s.")
 
 
 def clock(seconds: float) -> str:

@@ -17,7 +17,7 @@ from metasync.local import memory
 from metasync.objects import walk, walk_large
 from metasync.objects.model import DEPTH_MAX, Entry, Kind
 from metasync.session import unreadable
-from metasync.terminal import sync_text
+from metasync.terminal.text import sync_text
 from metasync.workspace import Workspace
 from metasync.worktree import merge_walk
 from metasync.worktree.disk import Disk

@@ -23,7 +23,7 @@ from metasync.merge import changes
 from metasync.reports import accounts, backends, checks, history, members, service, settings, start, sync
 from metasync.service import install
 from metasync.session import evidence
-from metasync.terminal import text as _text
+from metasync.terminal.text import phrases
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
@@ -34,7 +34,7 @@ EXIT_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 130)
 def fields_of(kind: Any) -> dict[str, Any]:
     """The fields that a document of this type has, for a document with more of its own."""
     hints = typing.get_type_hints(kind, localns={**REPORTED, **vars(sys.modules[kind.__module__])})
-    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in _text.NO_VALUES}
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in phrases.NO_VALUES}
 
 
 # What reports name that their own module imports for type checkers alone.
@@ -110,7 +110,7 @@ ERROR = {
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The schema of a value of this type, as `terminal.text.value` gives it."""
+    """The schema of a value of this type, as `phrases.value` gives it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return object_of(fields_of(kind))

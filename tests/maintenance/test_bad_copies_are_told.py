@@ -19,7 +19,7 @@ from metasync.events import Notice
 from metasync.moving import upkeep
 from metasync.reports.service import Problem, WorkspaceState
 from metasync.reports.sync import BadCopies
-from metasync.terminal import status_text
+from metasync.terminal.text import status_text
 from metasync.transfer import wrong_copies
 from metasync.workspace import Workspace
 

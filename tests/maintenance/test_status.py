@@ -16,8 +16,8 @@ from metasync.maintenance.holdings import Held, Holdings
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.sync import Changes, Skipped
 from metasync.store.placement import survives
-from metasync.terminal import backends_text, status_text
-from metasync.terminal.text import ago, since
+from metasync.terminal.text import backends_text, status_text
+from metasync.terminal.text.phrases import ago, since
 from metasync.transfer.estimates import ESTIMATES_KEY, Direction, Estimates
 from metasync.workspace import Workspace
 

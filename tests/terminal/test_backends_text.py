@@ -6,7 +6,7 @@ import pytest
 
 from metasync.reports.backends import BackendChange, Moving, RebalanceReport
 from metasync.reports.checks import CheckProblem, CheckReport, Repaired, ScrubReport, Unmade
-from metasync.terminal.backends_text import PACKS_NAMED, check, losses, rebalance, scrub
+from metasync.terminal.text.backends_text import PACKS_NAMED, check, losses, rebalance, scrub
 
 DOWN = "cannot be reached: the folder is not there"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from metasync.reports.service import DaemonState, Problem, WorkspaceState
-from metasync.terminal import daemon_text
-from metasync.terminal.text import sentence
+from metasync.terminal.text import daemon_text
+from metasync.terminal.text.phrases import sentence
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from metasync.merge.copies import conflict_name
 from metasync.objects import walk
 from metasync.objects.directory import decode_node, encode_dir, name_is_valid
 from metasync.objects.model import Entry, Ids, Kind, ObjectKind
-from metasync.terminal import sync_text
-from metasync.terminal import text as _text
+from metasync.terminal.text import phrases, sync_text
 from metasync.worktree.disk import check_name, check_path
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.index import load_rows
@@ -197,11 +196,11 @@ def test_an_error_on_such_a_name_is_printed_safely(lab: Lab) -> None:
 
 
 def test_each_path_has_a_text_of_its_own() -> None:
-    texts = [_text.text(name) for name in NASTY]
+    texts = [phrases.text(name) for name in NASTY]
     assert len(set(texts)) == len(NASTY)
     assert all(text.isprintable() for text in texts)
     twins = [b"\xff", b"\\xff", b"\\\xff", "\u00ff".encode(), b"\x85", "\u0085".encode(), b"\\u0085", b"\n", b"\\x0a"]
-    assert [_text.text(name) for name in twins] == [
+    assert [phrases.text(name) for name in twins] == [
         "\\xff", "\\\\xff", "\\\\\\xff", "\u00ff", "\\x85", "\\u0085", "\\\\u0085", "\\x0a", "\\\\x0a",
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from metasync.reports.backends import GcReport
 from metasync.reports.history import ForgetReport, KeepReport, TagReport
-from metasync.terminal.text import count, size, text
+from metasync.terminal.text.phrases import count, size, text
 
 
 def tags(

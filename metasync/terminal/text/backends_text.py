@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from metasync.codec import duration
 from metasync.terminal.style import alarm, joined, styled
-from metasync.terminal.text import count, size, text
+from metasync.terminal.text.phrases import count, size, text
 
 COLUMNS_MAX = 100  # of a table: a terminal of usual width
 NAME_COLUMNS = 16  # of a name in it; and the least that is left for a URL
@@ -385,7 +385,7 @@ def recovery(r: RecoverReport) -> list[str]:
             "Versions that only the lost backends held come back from the devices that have them: run sync there."
         )
     if r.keys is not None:
-        from metasync.terminal import devices_text  # a push loads this module, and no reports on devices
+        from metasync.terminal.text import devices_text  # a push loads this module, and no reports on devices
 
         lines += ["", *devices_text.rotation(r.keys)]
     return lines

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from metasync.terminal.style import alarm, styled
-from metasync.terminal.text import count, sentence, since, size
+from metasync.terminal.text.phrases import count, sentence, since, size
 
 if TYPE_CHECKING:
     from metasync.reports.service import Activity, DaemonState, Problem, WorkspaceState

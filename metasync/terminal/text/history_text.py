@@ -21,8 +21,8 @@ from metasync.reports.history import (
 )
 from metasync.reports.sync import ConflictReport, ConflictSide
 from metasync.terminal.style import Role, Safe, signed, styled
-from metasync.terminal.sync_text import changes, changes_line, down, left_out
-from metasync.terminal.text import LISTED_MAX, RESOLVE, count, listed, size, text, when
+from metasync.terminal.text.phrases import LISTED_MAX, RESOLVE, count, listed, size, text, when
+from metasync.terminal.text.sync_text import changes, changes_line, down, left_out
 
 SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
 HEAD_LINES = 2  # of a unified diff: `---` and `+++`

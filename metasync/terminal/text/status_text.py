@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from metasync.errors import NoQuorumError
 from metasync.local.state_keys import MISSING, NO_INODES, NO_ROOM
 from metasync.reports.service import COPIES
-from metasync.terminal.backends_text import backends, moving, trailing
 from metasync.terminal.style import alarm, styled
-from metasync.terminal.sync_text import changes, changes_line, conflicts, left_out, unplaced
-from metasync.terminal.text import ago, count, sentence, since, text, warnings, when
+from metasync.terminal.text.backends_text import backends, moving, trailing
+from metasync.terminal.text.phrases import ago, count, sentence, since, text, warnings, when
+from metasync.terminal.text.sync_text import changes, changes_line, conflicts, left_out, unplaced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from metasync.local.state_keys import MISSING
-from metasync.terminal.backends_text import trailing
 from metasync.terminal.style import signed
-from metasync.terminal.text import (
+from metasync.terminal.text.backends_text import trailing
+from metasync.terminal.text.phrases import (
     EXAMPLES_MAX,
     LISTED_MAX,
     RESOLVE,

@@ -16,7 +16,7 @@ from metasync.reports.members import (
     Withdrawal,
 )
 from metasync.terminal.style import alarm
-from metasync.terminal.text import count, when
+from metasync.terminal.text.phrases import count, when
 
 
 def devices(r: DeviceList) -> list[str]:
