@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final
 
 from metasync.backends._folder_checks import place_of
-from metasync.backends._shared.credentials import SERVICE, from_keyring
+from metasync.backends._shared.credentials import drop_from_keyring, from_keyring, to_keyring
 from metasync.backends.names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
@@ -387,7 +387,7 @@ IN_KEYRING = b"in the system's keyring\n"
 def keep_secret(state_dir: Path, account: str, secret: bytes) -> None:
     """Keeps `secret` for this workspace; `account` names it in the keyring. The file appears whole or not at all."""
     path = state_dir / KEYS_FILE
-    content = IN_KEYRING if _keyring_set(account, secret) else secret
+    content = IN_KEYRING if to_keyring(account, base64.b64encode(secret).decode("ascii")) else secret
     temporary = path.with_suffix(f".new-{os.getpid()}-{threading.get_native_id()}")  # a `status` may save beside a push
     for left in state_dir.glob(f"{path.stem}.new*"):  # of a process that died over it
         with contextlib.suppress(FileNotFoundError):
@@ -438,26 +438,7 @@ def exposed(state_dir: Path) -> str:
 def drop_secret(state_dir: Path, db: LocalDb) -> None:
     """Removes this device's keys from the system's keyring, for a folder that is removed."""
     if (state_dir / KEYS_FILE).read_bytes() == IN_KEYRING:
-        import keyring
-        import keyring.errors
-
-        with contextlib.suppress(keyring.errors.KeyringError, RuntimeError):
-            keyring.delete_password(SERVICE, account(db.need(DEVICE_KEY)))
-
-
-def _keyring_set(account: str, secret: bytes) -> bool:
-    if os.environ.get("METASYNC_KEYRING", "").lower() == "off":
-        return False
-    try:
-        import keyring
-        import keyring.errors
-    except ImportError:
-        return False
-    try:
-        keyring.set_password(SERVICE, account, base64.b64encode(secret).decode("ascii"))
-        return _keyring_get(account) == secret
-    except (keyring.errors.KeyringError, RuntimeError):
-        return False
+        drop_from_keyring(account(db.need(DEVICE_KEY)))
 
 
 def _keyring_get(account: str) -> bytes | None:

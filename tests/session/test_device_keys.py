@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from metasync.backends._shared.credentials import drop_from_keyring, to_keyring
 from metasync.errors import WorkspaceError
 from metasync.session import folder
 
@@ -23,6 +24,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ring.errors = errors  # type: ignore[attr-defined]
     ring.set_password = lambda _, account, value: kept.__setitem__(account, value)  # type: ignore[attr-defined]
     ring.get_password = lambda _, account: kept.get(account)  # type: ignore[attr-defined]
+    ring.delete_password = lambda _, account: kept.pop(account)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "keyring", ring)
     monkeypatch.setitem(sys.modules, "keyring.errors", errors)
     monkeypatch.delenv("METASYNC_KEYRING", raising=False)
@@ -47,3 +49,24 @@ def test_a_keyring_that_gives_back_something_else_is_not_used(tmp_path: Path, en
     sys.modules["keyring"].set_password = lambda _, account, value: entries.__setitem__(account, "?")  # type: ignore[attr-defined]
     folder.keep_secret(tmp_path, "device x", b"secret")
     assert (tmp_path / folder.KEYS_FILE).read_bytes() == b"secret"
+
+
+def test_a_secret_is_dropped_whatever_the_environment_says_now(
+    entries: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert to_keyring("device x", "secret")
+    monkeypatch.setenv("METASYNC_KEYRING", "off")
+    assert not to_keyring("device y", "secret")
+    drop_from_keyring("device x")
+    assert entries == {}
+
+
+def test_without_the_package_nothing_is_kept_and_nothing_has_to_be_dropped(
+    entries: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when the secret was kept: a login is forgotten all the same."""
+    assert to_keyring("device x", "secret")
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    assert not to_keyring("device x", "another")
+    drop_from_keyring("device x")
+    assert entries == {"device x": "secret"}

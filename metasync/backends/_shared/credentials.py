@@ -6,6 +6,7 @@ it hangs for a minute, or reaches somebody else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ def is_for(host: str, variable: str, environ: Mapping[str, str]) -> bool:
 
 def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The secret of an account in the system's keyring; None without one, or with `METASYNC_KEYRING=off`."""
-    if environ.get("METASYNC_KEYRING", "").lower() == "off":
+    if _is_off(environ):
         return None
     try:
         import keyring
@@ -53,6 +54,43 @@ def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str |
     except (keyring.errors.KeyringError, RuntimeError):
         return None
     return found if isinstance(found, str) and found else None
+
+
+def to_keyring(account: str, text: str) -> bool:
+    """Puts a secret into the system's keyring. -> whether it can be read from there again.
+
+    False without a keyring, or with `METASYNC_KEYRING=off`.
+    """
+    if _is_off(os.environ):
+        return False
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        return False
+    try:
+        keyring.set_password(SERVICE, account, text)
+        return from_keyring(account, {}) == text
+    except (keyring.errors.KeyringError, RuntimeError):
+        return False
+
+
+def drop_from_keyring(account: str) -> None:
+    """Removes an account's secret from the system's keyring. What is not there, or cannot be reached, is passed over.
+
+    `METASYNC_KEYRING=off` does not count: the secret was put there.
+    """
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        return
+    with contextlib.suppress(keyring.errors.KeyringError, RuntimeError):
+        keyring.delete_password(SERVICE, account)
+
+
+def _is_off(environ: Mapping[str, str]) -> bool:
+    return environ.get("METASYNC_KEYRING", "").lower() == "off"
 
 
 def sendable(text: str, what: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from metasync.backends._shared.credentials import SERVICE, from_keyring
+from metasync.backends._shared.credentials import drop_from_keyring, from_keyring, to_keyring
 from metasync.backends._shared.logins.oauth import PROVIDERS, TOKEN_TIMEOUT_S, Client, Provider, Tokens
 from metasync.errors import MetaSyncError, RefusedError, UnreachableError, UsageError
 from metasync.local.lock import exclusive, private
@@ -180,7 +180,7 @@ class Place:
         """Keeps a login in the place of the one before. `OSError` where the file cannot be written."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         text = json.dumps({"format": FORMAT, **asdict(grant)}, indent=1)
-        if self._is_for_keyring() and _keyring_set(self._entry, text):
+        if self._is_for_keyring() and to_keyring(self._entry, text):
             self._put(json.dumps({"format": FORMAT, "kept_in": _KEYRING}))
         else:
             self._put(text)
@@ -188,7 +188,7 @@ class Place:
     def remove(self) -> None:
         """Forgets the login. What is not there needs no removing."""
         if self._is_in_keyring():
-            _keyring_delete(self._entry)
+            drop_from_keyring(self._entry)
         self.path.unlink(missing_ok=True)
 
     def kept_in(self) -> str:
@@ -264,26 +264,3 @@ def _decoded(found: Mapping[str, Any]) -> Grant | None:
 
 def _unreadable(path: Path, error: OSError) -> RefusedError:
     return RefusedError(f"the logins in {path} cannot be read: {error.strerror}", next_step="Check its rights.")
-
-
-def _keyring_set(entry: str, text: str) -> bool:
-    if os.environ.get("METASYNC_KEYRING", "").lower() == "off":
-        return False
-    try:
-        import keyring
-        import keyring.errors
-    except ImportError:
-        return False
-    try:
-        keyring.set_password(SERVICE, entry, text)
-        return from_keyring(entry, {}) == text
-    except (keyring.errors.KeyringError, RuntimeError):
-        return False
-
-
-def _keyring_delete(entry: str) -> None:
-    import keyring
-    import keyring.errors
-
-    with contextlib.suppress(keyring.errors.KeyringError, RuntimeError):
-        keyring.delete_password(SERVICE, entry)
