@@ -23,6 +23,8 @@ from http_kit import Answer, Handler, listening
 
 from metasync.backends._shared.logins import forget_open, kept
 from metasync.backends._shared.logins.oauth import PROVIDERS
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ class _Handler(Handler):
 
 
 S = TypeVar("S", bound=Standin)
+B = TypeVar("B", bound=Backend)
 
 
 @contextlib.contextmanager
@@ -241,3 +244,19 @@ def linked(standin: S, patch: pytest.MonkeyPatch, home: os.PathLike[str] | str) 
         standin.link(patch, home)
         yield standin
         forget_open()
+
+
+@contextlib.contextmanager
+def opening(scheme: str, kind: type[B]) -> Iterator[Callable[..., B]]:
+    """A function that opens a folder of the linked account, /top/ws unless another is named; all are closed."""
+    made: list[B] = []
+
+    def open_one(path: str = "/top/ws", *, create_root: bool = True) -> B:
+        backend = open_backend(parse_url(f"{scheme}:{path}"), create_root=create_root)
+        assert isinstance(backend, kind)
+        made.append(backend)
+        return backend
+
+    yield open_one
+    for backend in made:
+        backend.close()

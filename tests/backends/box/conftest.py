@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("box_sdk_gen")
 from servers.box_standin import BoxStandin
-from servers.standin import linked
+from servers.standin import linked, opening
 
 from metasync.backends.box import BoxBackend
-from metasync.backends.registry import open_backend, parse_url
 
 
 @pytest.fixture
@@ -24,17 +23,8 @@ def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BoxStan
 @pytest.fixture
 def opened(standin: BoxStandin) -> Iterator[Callable[..., BoxBackend]]:
     """`opened()`: the folder /top/ws as a backend; `opened("/other")`."""
-    made: list[BoxBackend] = []
-
-    def open_one(path: str = "/top/ws", *, create_root: bool = True) -> BoxBackend:
-        backend = open_backend(parse_url(f"box:{path}"), create_root=create_root)
-        assert isinstance(backend, BoxBackend)
-        made.append(backend)
-        return backend
-
-    yield open_one
-    for backend in made:
-        backend.close()
+    with opening("box", BoxBackend) as open_one:
+        yield open_one
 
 
 @pytest.fixture

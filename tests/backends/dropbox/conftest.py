@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("dropbox")
 from servers.dropbox_standin import DropboxStandin
-from servers.standin import linked
+from servers.standin import linked, opening
 
 from metasync.backends.dropbox import DropboxBackend
-from metasync.backends.registry import open_backend, parse_url
 
 
 @pytest.fixture
@@ -24,17 +23,8 @@ def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Dropbox
 @pytest.fixture
 def opened(standin: DropboxStandin) -> Iterator[Callable[..., DropboxBackend]]:
     """`opened()`: the folder /top/ws as a backend; `opened("/other")`."""
-    made: list[DropboxBackend] = []
-
-    def open_one(path: str = "/top/ws", *, create_root: bool = True) -> DropboxBackend:
-        backend = open_backend(parse_url(f"dropbox:{path}"), create_root=create_root)
-        assert isinstance(backend, DropboxBackend)
-        made.append(backend)
-        return backend
-
-    yield open_one
-    for backend in made:
-        backend.close()
+    with opening("dropbox", DropboxBackend) as open_one:
+        yield open_one
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("googleapiclient")
 from servers.gdrive_standin import GoogleDriveStandin
-from servers.standin import linked
+from servers.standin import linked, opening
 
 from metasync.backends.gdrive import GoogleDriveBackend
-from metasync.backends.registry import open_backend, parse_url
 
 
 @pytest.fixture
@@ -24,17 +23,8 @@ def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleD
 @pytest.fixture
 def opened(standin: GoogleDriveStandin) -> Iterator[Callable[..., GoogleDriveBackend]]:
     """`opened()`: the folder /top/ws as a backend; `opened("/other")`."""
-    made: list[GoogleDriveBackend] = []
-
-    def open_one(path: str = "/top/ws", *, create_root: bool = True) -> GoogleDriveBackend:
-        backend = open_backend(parse_url(f"gdrive:{path}"), create_root=create_root)
-        assert isinstance(backend, GoogleDriveBackend)
-        made.append(backend)
-        return backend
-
-    yield open_one
-    for backend in made:
-        backend.close()
+    with opening("gdrive", GoogleDriveBackend) as open_one:
+        yield open_one
 
 
 @pytest.fixture
