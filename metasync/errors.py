@@ -30,6 +30,20 @@ failed and what to do next; they never hold a secret.
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
+NO_WAY: Final = "this device has no way to it"
+"""Why a backend is done without: it is not linked here."""
+CHECK_PATH: Final = "Check the path, its rights and its disk, then run again; nothing that was pushed is lost."
+
+
+def step_after(cause: OSError, otherwise: str) -> str:
+    """What to do about what the operating system refused: `otherwise`, where its error number tells nothing better."""
+    if cause.errno in (errno.EMFILE, errno.ENFILE):
+        return "Too few files may be open at once. Raise that limit (ulimit -n 4096), then run again; nothing is lost."
+    return otherwise
+
 
 class MetaSyncError(Exception):
     """Base of all. `exit_code` is what the command line returns; `next_step` a sentence for the user."""

@@ -63,6 +63,7 @@ def auth(
     from metasync.backends.registry import check_installed
     from metasync.commands import linking
     from metasync.reports.accounts import AuthReport
+    from metasync.terminal import by_daemon
 
     known = linking.provider_named(provider or "")
     label = linking.label_of(known, account)
@@ -84,6 +85,7 @@ def auth(
         console.report("auth", lines, AuthReport((told,), revoked))
     check_installed(known.name)
     place = linking.link(known, label, browser=not no_browser, new_app=new_app)
+    by_daemon.go_on()
     told = _account(place)
     suffix = "" if label == "default" else f"?account={label}"
     lines = [

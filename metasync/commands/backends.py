@@ -8,6 +8,7 @@ import click
 
 from metasync.errors import UnreachableError
 from metasync.terminal import prompt
+from metasync.terminal.by_daemon import mending
 from metasync.terminal.console import Console, Options, common, opened, passes_pause
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import if_needed
@@ -67,7 +68,7 @@ def backend_link(options: Options, name: str, url: str) -> None:
       metasync backend link usb file:///mnt/usb/metasync
     """
     console = Console(options)
-    with opened(options, console) as w:
+    with mending(options, console) as w:
         state = w.link(name, url)
     console.report("backend link", [f"Linked {name}: {state.url}"], state)
 
@@ -121,7 +122,7 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
       metasync backend add 'file:///mnt/usb/metasync?name=usb&capacity=64GiB'
     """
     console = Console(options)
-    with opened(options, console) as w:
+    with mending(options, console) as w:
         done = if_needed(lambda given: w.backend_add(url, replaces=replaces, passphrase=given, dry_run=dry_run))
     console.report("backend add", backends_text.backend_change("add", done), done)
 
@@ -150,7 +151,7 @@ def backend_remove(options: Options, name: str, dead: bool, wipe: bool, yes: boo
       metasync backend remove usb --dead
     """
     console = Console(options)
-    with opened(options, console) as w:
+    with mending(options, console) as w:
         asks = dead and not (yes or dry_run or options.json or options.quiet)
         if asks and prompt.somebody():
             plan = w.backend_remove(name, dry_run=True, dead=True)
@@ -194,7 +195,7 @@ def backend_set(
     if new_name is None and capacity is None and role is None:
         raise click.UsageError("Say what to change: --name, --capacity or --role.")
     size = parse_bytes(capacity) if capacity is not None else None
-    with opened(options, console) as w:
+    with mending(options, console) as w:
         wanted: dict[str, Any] = {"capacity_bytes": size, "new_name": new_name, "role": role, "dry_run": dry_run}
         done = if_needed(lambda given: w.backend_set(name, passphrase=given, **wanted))
     console.report("backend set", backends_text.backend_change("set", done), done)

@@ -6,7 +6,8 @@ import click
 
 from metasync.errors import UsageError
 from metasync.terminal import prompt
-from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.by_daemon import mending
+from metasync.terminal.console import Console, Options, common
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
 from metasync.terminal.text import backends_text, history_text
@@ -66,7 +67,7 @@ def recover(
       metasync recover --revoke phone
     """
     console = Console(options)
-    with opened(options, console) as w:
+    with mending(options, console) as w:
         name = w.name
         if dry_run or (confirm is None and prompt.somebody()):
             r = w.recover(without, "", revoke=revoke, dry_run=True)
@@ -113,6 +114,6 @@ def skip(options: Options, version: int, dry_run: bool) -> None:
       metasync skip 12
     """
     console = Console(options)
-    with opened(options, console) as w:
+    with mending(options, console) as w:
         r = tried(lambda given: w.skip(version, given, dry_run=dry_run))
     console.report("skip", history_text.skip(r), r)

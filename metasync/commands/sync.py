@@ -194,7 +194,7 @@ def check(options: Options, read_data: bool, repair: bool) -> None:
       metasync check --repair
     """
     console = Console(options)
-    with opened(options, console) as w:
+    with (by_daemon.mending if repair else opened)(options, console) as w:
         r = w.check(read_data=read_data, repair=repair)
     gone = r.repaired is not None and (r.repaired.gone or r.repaired.gone_objects)
     codes = [7] if r.lost or r.nowhere or gone else []

@@ -17,6 +17,7 @@ from typing import Final
 from metasync.config import Config
 from metasync.consensus import State
 from metasync.errors import (
+    NO_WAY,
     DamagedError,
     FormatError,
     NoQuorumError,
@@ -183,7 +184,7 @@ def store(s: Session, config: Config, files: Mapping[str, bytes]) -> tuple[tuple
     """
     linked = set(s.names.values())
     away = [e.name for e in config.backends if e.name not in linked]
-    missing = {name: s.down.get(name, "this device has no way to it") for name in away}
+    missing = {name: s.down.get(name, NO_WAY) for name in away}
     ops = {
         f"{n} {path}": Op(n, "put", path, data, timeout_s=PUT_TIMEOUT_S)
         for n in sorted(linked)

@@ -139,7 +139,8 @@ class Account:
                 if line.away != away:
                     since_s = before[name].since_s if name in before else self._wall()
                     self._lines[name] = replace(line, away=away, since_s=since_s if away else None)
-        self.only("backend:", (told.of_backend(name, why, self._wall()) for name, why in reasons.items()))
+        folder, wall = str(self._directory), self._wall()
+        self.only("backend:", (told.of_backend(name, why, wall, folder) for name, why in reasons.items()))
 
     @property
     def away(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from metasync.errors import CancelledError, MetaSyncError, PausedError, WorkspaceError
@@ -324,7 +325,10 @@ class Keeper:
 
     def _away(self, now: float) -> float:
         self._close()
-        step = "Mount its drive, or move it back. Nothing is deleted meanwhile, and it goes on by itself."
+        step = (
+            "Mount its drive, or move it back. Nothing is deleted meanwhile, and it goes on by itself. If it was moved"
+            f" for good: metasync daemon add NEW-FOLDER; metasync daemon remove {quote(str(self.directory))}"
+        )
         text = f"{self.directory} is not there, or its .metasync is not."
         self._account.failed("open", Problem(AWAY, "folder", text, step, self._wall(), blocks=True))
         self._refuse_calls(WorkspaceError(text, next_step=step))

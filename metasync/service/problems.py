@@ -6,9 +6,11 @@ import errno
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from shlex import quote
 from typing import Final, Literal
 
 from metasync.errors import (
+    NO_WAY,
     BackendError,
     DamagedError,
     ForkError,
@@ -78,9 +80,11 @@ class Problems:
         return key in self._by_key
 
     def all(self) -> tuple[Problem, ...]:
-        """What blocks comes first, then what is oldest."""
-        found = sorted(self._by_key.values(), key=lambda p: (not p.blocks, p.since_s, p.key))
-        return tuple(found[:PROBLEMS_MAX])
+        """What blocks comes first, then what is oldest. What a push and a pull ended with alike is one."""
+        found: dict[tuple[str, str, str], Problem] = {}
+        for one in sorted(self._by_key.values(), key=lambda p: (not p.blocks, p.since_s, p.key)):
+            found.setdefault((one.text, one.next_step, one.asks), one)
+        return tuple(found.values())[:PROBLEMS_MAX]
 
 
 def of_error(verb: str, error: BaseException, now_s: float, folder: str = "this folder") -> Problem:
@@ -123,9 +127,12 @@ def is_of_full_disk(error: BaseException) -> bool:
     return False
 
 
-def of_backend(name: str, reason: str, now_s: float) -> Problem:
-    """A backend that a push or pull did without."""
+def of_backend(name: str, reason: str, now_s: float, folder: str) -> Problem:
+    """A backend that a push or pull in a folder did without."""
     kind: Kind = "login" if LOGIN in reason else "backend"
+    if reason == NO_WAY:  # another device added it: it does not come back by itself
+        step = f"Run: metasync -C {quote(folder)} backend link {quote(name)} URL"
+        return Problem(f"backend:{name}", kind, f"the backend {name} is not linked here", step, now_s)
     step = "Nothing, if it is back soon: what it lacks is brought to it then. `metasync backend list` tells more."
     return Problem(f"backend:{name}", kind, f"the backend {name} is away: {reason}", step, now_s)
 

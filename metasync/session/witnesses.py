@@ -13,7 +13,7 @@ from typing import Final
 
 from metasync.consensus import NOTHING, ZERO_HASH, Ref, State
 from metasync.consensus.reconfigure import pass_on
-from metasync.errors import MetaSyncError
+from metasync.errors import NO_WAY, MetaSyncError
 from metasync.session import health
 from metasync.session.session import Session
 
@@ -32,7 +32,7 @@ def unaware(s: Session, state: State) -> dict[str, str]:
     out = {b.name: f"it has not heard of version {state.v}" for a, b in acceptors.items() if a not in knowing}
     lacking, _ = health.check_meta(s, named, out.keys(), read_data=False)
     linked = {b.name for b in acceptors.values() if b.backend_id in s.names}
-    missing = {b.name: "this device has no way to it" for b in acceptors.values() if b.name not in linked}
+    missing = {b.name: NO_WAY for b in acceptors.values() if b.name not in linked}
     return {**dict(lacking), **out, **missing}
 
 

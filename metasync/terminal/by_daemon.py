@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from metasync.errors import MetaSyncError
 from metasync.events import Notice
 from metasync.local.user_folders import run_folder
-from metasync.terminal.console import Console, Options
+from metasync.terminal.console import Console, Options, opened
 
 if TYPE_CHECKING:
     from metasync.reports.service import WorkspaceState
     from metasync.service.client import Client
+    from metasync.workspace import Workspace
 
 T = TypeVar("T")
 _SOCKET: Final = "daemon.sock"  # as `service.wire.sockets` has it; that would load half of the daemon's side
@@ -57,6 +59,30 @@ def refuse_kept(folder: Path) -> None:
         f"the daemon keeps {folder} in step, and has its local state open",
         next_step=f"Have it let go first: metasync daemon remove {name}. Afterwards: metasync daemon add {name}.",
     )
+
+
+@contextlib.contextmanager
+def mending(options: Options, console: Console) -> Iterator[Workspace]:
+    """The workspace, for what may end a problem of it. A daemon that keeps it goes on afterwards, and waits no more."""
+    with opened(options, console) as workspace:
+        folder = workspace.directory
+        yield workspace
+    go_on(folder)
+
+
+def go_on(folder: Path | None = None) -> None:
+    """Has the daemon, if one runs, try again at once what it waits with: in a folder, or in all that it keeps."""
+    if not _may_run():
+        return
+    from metasync.service import client
+
+    with contextlib.suppress(MetaSyncError, OSError), client.connected() as daemon:
+        if daemon is None:
+            return
+        kept = daemon.status().workspaces if folder is None else filter(None, [daemon.workspace(folder)])
+        for one in kept:
+            if any(p.blocks or p.kind == "backend" for p in one.problems):
+                daemon.sync_now(Path(one.directory))
 
 
 def done(console: Console, through: Callable[[Client, Path], T], alone: Callable[[], T]) -> T:

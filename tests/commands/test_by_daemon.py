@@ -15,6 +15,7 @@ from metasync import __version__
 from metasync.errors import GuardError
 from metasync.service import client, desk
 from metasync.service.wire import sockets
+from metasync.terminal import by_daemon
 
 
 @pytest.fixture
@@ -221,3 +222,24 @@ def test_a_folder_that_it_keeps_is_made_no_new_device_until_it_lets_go(lab: Lab,
     assert lab.cli("push").code == 0
     assert lab.cli("clone", "../second", "--name", "docs", *lab.words("a", "b", "c")).code == 0
     assert (lab.root / "second" / "mine").read_bytes() == b"never pushed"
+
+
+def test_after_a_command_that_may_mend_what_it_waits_with_the_daemon_goes_on_at_once(lab: Lab, kept: Fleet) -> None:
+    """It waited for the end of its pause: up to five minutes for a backend, an hour for what needs a hand."""
+    keeper = kept.keepers["laptop"]
+    url = lab.urls("c")[0]
+    assert lab.cli("backend", "link", "c", url).code == 0
+    assert keeper.asked == [], "it waits with nothing"
+    keeper.become("waiting", problems=(problem("quorum", "quorum", blocks=True),))
+    assert lab.cli("status").code == 0
+    assert keeper.asked == [], "a look mends nothing"
+    assert lab.cli("backend", "link", "nosuch", url).code == 2
+    assert keeper.asked == [], "nothing was done"
+    assert lab.cli("backend", "link", "c", url).code == 0
+    assert lab.cli("check", "--repair").code == 0
+    assert keeper.asked == ["sync_now"] * 2
+    by_daemon.go_on()
+    assert keeper.asked == ["sync_now"] * 3, "of all folders"
+    keeper.become("in step", problems=(problem(),))
+    by_daemon.go_on()
+    assert keeper.asked == ["sync_now"] * 3, "a conflict is no reason to look"

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from metasync.errors import NO_WAY, RevokedError
 from metasync.events import Transferred
 from metasync.local.state_keys import Conflict
 from metasync.reports.service import WorkspaceState
 from metasync.service.account import Account
+from metasync.service.problems import of_error
 
 AWAY = {"one": "one: cannot connect"}
 
@@ -84,3 +86,28 @@ def test_the_command_for_a_conflict_runs_nothing_that_a_file_is_called(tmp_path:
     (problem,) = account.state.problems
     command = problem.next_step.removeprefix("Run: ").partition(" (or use")[0]
     assert shlex.split(command) == ["metasync", "-C", str(folder), "resolve", name]
+
+
+def test_a_backend_that_is_not_linked_here_is_told_with_the_command_that_links_it() -> None:
+    account = Account(Path("/my docs"), lambda _: None, lambda: 1.0, lambda: 1.0)
+    account.down({"d": NO_WAY, "one": "one: cannot connect"})
+    linked, away = account.problems
+    assert (linked.text, linked.next_step) == (
+        "the backend d is not linked here",
+        "Run: metasync -C '/my docs' backend link d URL",
+    )
+    assert away.next_step.startswith("Nothing, if it is back soon")
+
+
+def test_what_a_push_and_a_pull_ended_with_alike_is_told_once(told: Told) -> None:
+    told.account.down({})
+    for verb in ("push", "pull"):
+        told.account.failed(verb, of_error(verb, RevokedError("this device was revoked"), 1000.0))
+    told.account.set("stuck")
+    assert [p.text for p in told.state.problems] == ["this device was revoked"]
+    told.account.passed("pull")
+    told.account.set("stuck")
+    assert [p.text for p in told.state.problems] == ["this device was revoked"], "the other one still stands"
+    told.account.passed("push")
+    told.account.set("in step")
+    assert told.state.problems == ()

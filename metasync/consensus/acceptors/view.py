@@ -51,7 +51,16 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.era import read_tombstone
 from metasync.consensus.records.log_replay import Log, ValueRules
 from metasync.consensus.records.state import State
-from metasync.errors import BackendError, ForkError, FormatError, FullError, NotFoundError, RefusedError, UpgradeError
+from metasync.errors import (
+    NO_WAY,
+    BackendError,
+    ForkError,
+    FormatError,
+    FullError,
+    NotFoundError,
+    RefusedError,
+    UpgradeError,
+)
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Now, Op, Reply, Task, patience_s
 from metasync.runtime.sizes import SMALL_BYTES_MAX
@@ -169,7 +178,7 @@ class AcceptorView(ABC):
         """The name under which the runtime reaches it; None (and its standing) when it cannot be used."""
         link = self.m.links.get(self.acceptor_id)
         if link is None:
-            self.standing = Standing("unlinked", "this device has no way to it")
+            self.standing = Standing("unlinked", NO_WAY)
             return None
         if self.memory.rolled_back:
             self.standing = Standing("rolled back", self.memory.rolled_back)
