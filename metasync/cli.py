@@ -17,7 +17,7 @@ import click
 
 from metasync import __version__
 from metasync.codec import printable
-from metasync.errors import MetaSyncError
+from metasync.errors import CHECK_PATH, MetaSyncError, step_after
 from metasync.runtime.travelled import COUNTER
 from metasync.terminal import interrupt
 from metasync.terminal.bar import end_progress
@@ -238,7 +238,7 @@ def _run(words: list[str], options: Options, command: str) -> int:
             1,
             type(e).__name__,
             f"{command or 'metasync'} failed: {what}",
-            "Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
+            step_after(e, CHECK_PATH),
         )
     except Exception as e:  # noqa: BLE001 - whatever it is, its user gets a message and scripts their document
         if isinstance(e, OverflowError | struct.error) and not _has_clock():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -44,6 +45,7 @@ START_S: Final = 20.0  # for it to answer: a slow machine loads Python for a few
 STOP_S: Final = 10.0
 GIVE_BACK_S: Final = 60.0  # between looks whether work has left memory free
 WORKED_S: Final = 0.1  # of CPU; an hour of rest takes less
+OPEN_MAX: Final = 10_240  # files at once, more than macOS gives to nobody: a workspace on three folders takes 15
 STEP_S: Final = 0.05  # between looks whether it answers, or has ended
 _children: Final[list[subprocess.Popen[bytes]]] = []  # daemons that this process started: they are not waited for
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -76,6 +78,7 @@ def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[E
             log.say("socket", text=text)
 
         memory.keep_little()
+        _open_many()
         supervisor = Supervisor(Registry(), make, _beside(log, lambda: supervisor.state()))
         supervisor.subscribe(_Story(log).hear)
         desk = Desk(supervisor, ends.set, lambda: metrics.text(supervisor.state))
@@ -94,6 +97,15 @@ def run(add: Sequence[Path] = (), *, make: Make = make_keeper, also: Callable[[E
                 log.say("stopped", level="warning", text="a workspace did not end in time; it is as after a kill")
                 _leave(s, log)
         log.say("stopped")
+
+
+def _open_many() -> None:
+    """Lets this process have as many files open as its user may allow it, up to OPEN_MAX. Never fewer than it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # a system that sets less than it tells
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _rest(ends: _End) -> None:

@@ -32,7 +32,7 @@ from metasync.config import Config
 from metasync.consensus import Barred, checked_memory
 from metasync.consensus.records.era import Passage, decode_passage
 from metasync.consensus.records.state import State, decode_state
-from metasync.errors import FormatError, UsageError, WorkspaceError
+from metasync.errors import CHECK_PATH, FormatError, UsageError, WorkspaceError, step_after
 from metasync.events import Listener, Notice
 from metasync.keys.device_set import (
     Certificate,
@@ -469,5 +469,5 @@ def told(what: str) -> Iterator[None]:
         where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
         raise WorkspaceError(
             f"{what} failed: {where}{e.strerror or e}",
-            next_step="Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
+            next_step=step_after(e, CHECK_PATH),
         ) from e

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
-from metasync.errors import WorkspaceError
+from metasync.errors import WorkspaceError, step_after
 from metasync.objects.model import SPECIAL, split
 from metasync.worktree.disk import COPY_BYTES, CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk, dress
 from metasync.worktree.names import ANY, STATE_DB, STATE_NAME, Rules
@@ -247,6 +247,8 @@ class WorkTree(DirTree):
 def failed(tree: WorkTree, path: bytes, cause: OSError) -> WorkspaceError:
     """The error for a disk that stops a checkout half-way."""
     return WorkspaceError(
-        f"Bringing {os.fsdecode(path)} into {os.fsdecode(tree.root)} failed: {cause.strerror or cause}.",
-        next_step="Nothing is lost: when the disk is well again (space, health), run again, and the rest is brought.",
+        f"Bringing {os.fsdecode(path) or 'files'} into {os.fsdecode(tree.root)} failed: {cause.strerror or cause}.",
+        next_step=step_after(
+            cause, "Nothing is lost: when the disk is well again (space, health), run again, and the rest is brought."
+        ),
     )

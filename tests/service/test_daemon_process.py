@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -97,6 +98,19 @@ def test_a_keeper_that_hangs_does_not_keep_it_alive(run: Run, home: Path) -> Non
         line.stop()
     assert child.wait(HUNG_S) == 0
     assert not (sockets.socket_path() or home).exists()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="this system does not tell another process's limits")
+def test_it_may_have_as_many_files_open_as_its_user_allows(run: Run) -> None:
+    """A workspace takes fifteen: with the 256 of macOS the eighteenth could not be watched."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        child = run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = daemon.OPEN_MAX if hard == resource.RLIM_INFINITY else min(hard, daemon.OPEN_MAX)
+    assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (max(256, most), hard)
 
 
 def test_a_second_one_says_that_one_runs(run: Run) -> None:

@@ -18,6 +18,7 @@ from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import NAME_KEY
 from metasync.service.problems import DISK, free_space, of_error
+from metasync.session import folder
 from metasync.worktree.disk import Disk
 from metasync.worktree.tree import WorkTree, failed
 
@@ -77,6 +78,19 @@ def test_at_a_checkout(tmp_path: Path) -> None:
         check_told(error)
         error.__cause__ = OSError(errno.EIO, "broken")
         assert of_error("pull", error, 1.0).kind == "folder"
+
+
+def test_too_many_open_files_are_no_illness_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / ".metasync").mkdir()
+    cause = OSError(errno.EMFILE, "Too many open files")
+    with WorkTree(os.fsencode(tmp_path)) as tree:
+        checkout = failed(tree, b"", cause)
+    assert checkout.message == f"Bringing files into {tmp_path} failed: Too many open files."
+    with pytest.raises(WorkspaceError) as push, folder.told("push"):
+        raise cause
+    for error in (checkout, push.value):
+        assert "ulimit -n" in error.next_step
+        assert "disk" not in error.next_step
 
 
 def test_of_a_disk_without_inodes_files_are_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
+import resource
 import shutil
 import socket
 import stat
@@ -558,3 +560,20 @@ def test_a_folder_that_cannot_be_made_names_a_next_step(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match=r"lock in .* cannot be made: Is a directory") as told:
         Alone(tmp_path / "run")
     assert "set XDG_STATE_HOME" in told.value.next_step
+
+
+def test_a_line_with_a_high_descriptor_is_there_until_it_is_closed() -> None:
+    """`select` takes none above 1,023, and whoever waited at such a line counted as gone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < 1100:
+        if hard != resource.RLIM_INFINITY and hard < 1100:
+            pytest.skip("this user may not have so many files open")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1100, hard))
+    here, there = socket.socketpair()
+    try:
+        with here, there, socket.socket(fileno=fcntl.fcntl(there.fileno(), fcntl.F_DUPFD, 1050)) as high:
+            assert not sockets.is_gone(high)
+            here.close()
+            assert sockets.is_gone(high)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -141,8 +141,9 @@ def peer_of(line: socket.socket) -> int:
 def is_gone(line: socket.socket) -> bool:
     """Whether the other end has closed the line. What it sent stays to be read."""
     try:
-        readable, _, _ = select.select([line], [], [], 0)
-        return bool(readable) and line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        poll = select.poll()  # `select` takes no descriptor above 1,023
+        poll.register(line, select.POLLIN)
+        return bool(poll.poll(0)) and line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
     except (OSError, ValueError):
