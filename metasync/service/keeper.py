@@ -150,11 +150,15 @@ class Keeper:
         """Has transfers rest until a time by the clock on the wall; None or infinity: until `resume`."""
         left = None if until_s is None or until_s == math.inf else max(1.0, until_s - self._wall())
         preferences.pause(self._settings_path, left)
+        if self._paused():
+            self._account.set("paused")
         with self._wakes:
             self._wake()
 
     def resume(self) -> None:
         preferences.resume(self._settings_path)
+        if not self._paused() and self._account.state.doing == "paused":
+            self._account.set("looking")  # which the turn that comes does
         self.sync_now()
 
     def answer(self, key: str, allow: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_a_pause_rests_all_and_its_end_goes_on(w: Workspace, stage: Stage) -> No
     settings.resume(w.directory / ".metasync" / settings.FILE)
     stage.settle()
     assert version(w) == 2
+
+
+def test_a_pause_and_its_end_are_told_at_once(stage: Stage) -> None:
+    """Whoever asked for it is shown the state that comes of it, before the keeper's next turn."""
+    stage.keeper.pause(None)
+    assert (stage.state.doing, stage.state.paused_until_s) == ("paused", math.inf)
+    stage.keeper.resume()
+    assert (stage.state.doing, stage.state.paused_until_s) == ("looking", None)
+    stage.settle()
 
 
 def test_conflicts_are_told_until_they_are_resolved(w: Workspace, stage: Stage, other: Workspace) -> None:
