@@ -114,8 +114,10 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
     """Adds a backend for all devices, and links this one to it.
 
     Other devices go on as they are; `metasync backend link` there tells them how to reach it. Stored data stay
-    where they are. Asks for the passphrase where the votes that it was given for make no quorum any more. --replace
-    takes out a backend that is dead or was emptied, in the same step; the new one may have its URL.
+    where they are. --replace takes out a backend that is dead or was emptied, in the same step; the new one may have
+    its URL.
+
+    Asks for the passphrase where the voting backends that were signed for with it make no quorum any more.
 
     \b
     Example:
@@ -142,8 +144,9 @@ def backend_remove(options: Options, name: str, dead: bool, wipe: bool, yes: boo
     then deletes what the workspace has there, and nothing else; what is left then goes with later pushes and with
     `metasync rebalance`, on any device that has its way. --dead is for one that will never answer again, also if it
     was removed before: nobody waits for it any more, or empties it. What only it had is named first, and asked about.
-    Asks for the passphrase where fewer backends may lie then than the workspace promises, or too few of the votes that
-    it was given for are left.
+
+    Asks for the passphrase where fewer backends may lie then than the workspace promises, and where the voting backends
+    that were signed for with it make no quorum any more.
 
     \b
     Example:

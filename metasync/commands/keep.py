@@ -83,7 +83,7 @@ def forget(options: Options, paths: tuple[str, ...], collect: bool, dry_run: boo
 @click.option("--keep-weekly", metavar="N", help="The same for weeks, which begin on Monday.")
 @click.option("--keep-monthly", metavar="N", help="The same for months.")
 @click.option("--keep-yearly", metavar="N", help="The same for years.")
-@click.option("--keep-within", metavar="AGE", help="Keep what is younger than the newest version by less: 1y5m7d2h.")
+@click.option("--keep-within", metavar="AGE", help="Keep what is less than AGE older than the newest: 1y5m7d2h.")
 @click.option("--keep-tag", metavar="NAME", multiple=True, help="Keep the version of this name; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be freed, for each backend.")
 @common
@@ -99,7 +99,7 @@ def gc(options: Options, /, dry_run: bool, **keep: str | tuple[str, ...] | None)
 
     Other devices may push meanwhile. A push that is under way goes on, but sends again what it had sent before.
 
-    What was interrupted goes on when it is run again, on any device. A backend that is away loses its part with the
+    What was interrupted goes on when it is run again, on any device. A backend that is away keeps its part until the
     next run that reaches it.
 
     \b

@@ -1,4 +1,4 @@
-"""`recover` and `skip`: past lost backends and versions that were ended, and past versions that cannot be read."""
+"""`recover` and `skip`: how a workspace goes on past lost backends, ended versions, and ones that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may set about what the daemon tells, and where it listens for hints: what it means, not where it is kept.
+"""What the settings of the daemon mean: what it tells, by which ways, and where it listens for hints. Pure.
 
     notify.desktop   `off`: no notices on the desktop
     notify.webhook   a URL that notices are posted to, over TLS or on this machine

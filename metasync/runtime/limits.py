@@ -1,4 +1,4 @@
-"""What a user may set on this device: how much, when, over how many connections. What it means, not where it is kept.
+"""What the settings of a device mean: how much it may use, when, over how many connections. Pure.
 
     limit.up             bytes a second that leave this device, over all backends; with the time of day if wanted
     limit.down           the same for what comes in

@@ -1,1 +1,1 @@
-"""Objects over many unreliable backends: where packs go, how they travel, what lies in them."""
+"""Objects over many unreliable backends: what lies in packs, where packs go, and the index that says so."""

@@ -3,7 +3,7 @@
     last=N      the N newest versions
     hourly=N    of each of the N newest hours that have a version, the newest one; so daily, weekly (by ISO), monthly
                 and yearly. `unlimited` in place of N: of every hour
-    within=AGE  all versions younger than the newest one by less than AGE: 1y5m7d2h
+    within=AGE  all versions that are older than the newest one by less than AGE: 1y5m7d2h
     tag=NAME    versions with this name
 
 A version is kept if any of these keeps it. The newest one always is, and so are versions with a name (`metasync tag`).

@@ -1,1 +1,1 @@
-"""Working tree and snapshots: scan, merge, checkout, and the engine that keeps them in step."""
+"""Brings folder and workspace together: push, pull, first checkout, and what they do around a merge."""

@@ -1,1 +1,1 @@
-"""What people meet at a terminal: the console, prompts, progress, and reports as text.."""
+"""What people meet at a terminal: the console, prompts, progress; `text` puts reports into words."""

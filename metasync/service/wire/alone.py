@@ -1,4 +1,4 @@
-"""That one daemon runs for each user of a machine: its lock, beside its socket."""
+"""Sees to it that one daemon runs for each user of a machine: by a lock beside its socket."""
 
 from __future__ import annotations
 
