@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -138,26 +138,36 @@ class Checkout:
         }
         left = {**unfit(self.tree, self.db, ordered), **bad}
         needed = None if own else needed
-        left |= self._without_room(ordered, left, needed)
-        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left, origin)
         staged = [(i, change) for i, change in enumerate(ordered) if i not in left and change.is_staged]
-        with self.db.transaction():
-            self.db.set_value(PLAN_KEY.name, encode_plan(plan))
-            self.db.set(REPLACED_KEY, first + len(ordered))
-        self.plan = plan
+        if waiting := self._without_room(staged, needed):
+            left |= waiting
+            staged = [(i, change) for i, change in staged if i not in waiting]
+        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left, origin)
+        self._expect(plan, staged, needed)
+        try:
+            with self.db.transaction():
+                self.db.set_value(PLAN_KEY.name, encode_plan(plan))
+                self.db.set(REPLACED_KEY, first + len(ordered))
+            self.plan = plan
+            with self._staging(b""):  # of no file
+                self._stage_of().make_dirs()
+            for i, change in staged:
+                if i not in self._awaited and i not in self._short:
+                    self._stage_here(i, change)
+        except BaseException:
+            self._close()
+            raise
+        return [ordered[i].path for i in sorted(self._awaited)]
+
+    def _expect(self, plan: Plan, staged: Sequence[tuple[int, Change]], needed: Collection[bytes] | None) -> None:
+        """Notes what is to be staged. A process that makes files starts here: it is there when the first one comes."""
         self._numbers = {change.path: i for i, change in staged}
         self._stats, self._short, self._parts = {}, set(), {}
         self._may_wait = set() if needed is None else {i for i, change in staged if change.path not in needed}
         self._awaited = {i for i, (_, new, _) in staged if new is not None and new.kind is Kind.FILE and new.size}
-        whole = whole_dirs(ordered, left) if may_come_whole(self.tree) else {}
-        self._stage = Stage(self.tree, ordered, whole)
-        with self._staging(b""):  # of no file
-            self._stage.make_dirs()
-        for i, change in staged:
-            if i not in self._awaited and i not in self._short:
-                self._stage_here(i, change)
+        whole = whole_dirs(plan.changes, plan.unfit) if may_come_whole(self.tree) else {}
+        self._stage = Stage(self.tree, plan.changes, whole)
         self._handed = Handed.begin(self._stage, self._stats, self._awaited, self._parts, self._make_handed)
-        return [ordered[i].path for i in sorted(self._awaited)]
 
     def _staged_before(self) -> Plan | None:
         """Moves what an interrupted checkout staged out of the way; -> its plan, None if nothing was staged."""
@@ -368,13 +378,10 @@ class Checkout:
         assert entry is not None
         return i, entry
 
-    def _without_room(
-        self, changes: Sequence[Change], left: Container[int], needed: Collection[bytes] | None
-    ) -> dict[int, str]:
-        """Of the changes that are not `left` out, those that wait for room. `WorkspaceError`: see `begin`."""
+    def _without_room(self, staged: Sequence[tuple[int, Change]], needed: Collection[bytes] | None) -> dict[int, str]:
+        """Of the changes that are to be staged, those that wait for room. `WorkspaceError`: see `begin`."""
         before = self._left.bytes_of if self._left is not None else lambda _: 0
         try:
-            staged = [(i, change) for i, change in enumerate(changes) if i not in left and change.is_staged]
             return without_room(self.tree, self.db, staged, needed, before)
         except WorkspaceError:
             self.drop_left()

@@ -1,7 +1,7 @@
 """Has the whole files of a large checkout made on a second core, by a process of its own (`file_maker`).
 
 Theory of operation. Python runs one thread at a time, and five system calls a file take much of its time. So a large
-checkout starts one process before the first file is fetched. What is delivered is copied to memory that both share. The
+checkout starts one process before it writes its plan. What is delivered is copied to memory that both share. The
 process makes the files of one slot after the other, and tells their stats. While all slots are taken the checkout makes
 its files itself, so that both are busy.
 

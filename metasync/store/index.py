@@ -84,6 +84,8 @@ _HEAD_BYTES = 8  # of an id, in such a table: ids are hashes, and two that share
 SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
 _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
 _READ_TOGETHER = 10_000 * OBJECT.size  # bytes
+_SIZE, _unpack_object = OBJECT.size, OBJECT.unpack
+_new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and a clone makes one per object
 _KINDS = {int(k): k for k in ObjectKind}
 
 
@@ -156,16 +158,19 @@ class IndexSegment:
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         """Every place this segment knows for an object."""
         out: list[tuple[PackRecord, Located]] = []
-        n = self._first(object_id)
-        while n < self._count and (row := self._row(n)).startswith(object_id):
-            out.append(self._of(row))
+        n, objects, packs = self._first(object_id), self.objects, self.packs
+        while n < self._count:
+            found, kind, pack, segment, offset, length = _unpack_object(objects[n * _SIZE : (n + 1) * _SIZE])
+            if found != object_id:
+                break
+            out.append((packs[pack], _new(Located, (_KINDS[kind & 15], found, segment, offset, length, kind >> 4))))
             n += 1
         return out
 
     def names(self, object_id: bytes) -> bool:
         """Whether this segment knows a place for an object."""
         n = self._first(object_id)
-        return n < self._count and self._row(n).startswith(object_id)
+        return n < self._count and self._key(n) == object_id
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         """All objects that this segment lists of a pack, if it does; without `blobs`, the others."""

@@ -197,9 +197,6 @@ class Contents:
             deliver([(Located(ObjectKind.BLOB, i, 0, 0, len(data)), memoryview(data)) for i, data in came])
             taken = {i for i, _ in came}
             ids = [i for i in ids if i not in taken]
-        if on_lost is not None and (unnamed := [i for i in ids if i not in self.index]):
-            on_lost(unnamed, _in_no_pack(unnamed[0]))
-            ids = [i for i in ids if i in self.index]
         urgency = Urgency.NOW if neighbours else Urgency.SOON
         beside = self.begin_ahead if self.may_begin and neighbours else None
         asked = set(ids)
@@ -262,6 +259,8 @@ class Contents:
 
     def _not_along(self, record: PackRecord, located: list[Located], some: _Wanted) -> list[Located]:
         """Takes the deltas of a pack that came along. -> what is still to be fetched of these objects."""
+        if not self.along_deltas:
+            return located
         here = [(o, data) for o in located if (data := self.along_deltas.pop((record.id, o), None)) is not None]
         some.take([(o, memoryview(data)) for o, data in here])
         return [o for o in located if o not in dict(here)]
@@ -292,7 +291,9 @@ class Contents:
 
     def places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
         """Where an object may be read, in packs that are not `lost`. What is stored in a later way is none of them."""
-        places = [p for p in self.index.find(object_id) if p[1].encoding <= DELTA]
+        places = self.index.find(object_id)
+        if any(p[1].encoding > DELTA for p in places):
+            places = [p for p in places if p[1].encoding <= DELTA]
         if lost:
             places = [p for p in places if (p[0].generation, p[0].name) not in lost]
         if self._bad:
@@ -391,8 +392,12 @@ class _Wanted:
                 else:
                     self._cannot(object_id)
                 continue
-            record, located = next((p for p in whole if (p[0].generation, p[0].name) in plan), whole[0])
-            plan.setdefault((record.generation, record.name), (record, []))[1].append(located)
+            record, located = whole[0]
+            if len(whole) > 1:
+                record, located = next((p for p in whole if p[0].id in plan), whole[0])
+            if (here := plan.get(key := (record.generation, record.name))) is None:
+                here = plan[key] = record, []
+            here[1].append(located)
         if deltas:
             self._plan_deltas(deltas, plan)
         return plan

@@ -14,6 +14,7 @@ if none does, that much was fetched in vain.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -108,6 +109,7 @@ class Download:
         self._places = {p.name: p for p in transfer.places.values()}
         away = {p.name for p in self._places.values() if transfer.away(p)}
         self._schedule = Schedule(lambda name: transfer.estimates.of(name, Direction.DOWN), away=away | transfer.silent)
+        self._taking = threading.Lock()  # many small objects: two threads would wait for Python's lock at each of them
         self._packs: list[_Pack] = []
         self._lost: list[Lost] = []
         self._asking: dict[Future[Any], Take] = {}
@@ -250,11 +252,12 @@ class Download:
                 stored = view[pack.at[number] - start : pack.at[number] - start + segment.stored_bytes]
                 raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
                 right: list[tuple[Located, memoryview]] = []
-                try:
-                    right.extend(read_objects(raw, pack.by_segment[number], t.check))
-                except DamagedError as e:
-                    wrong.append(e)
-                deliver(right)
+                with self._taking:
+                    try:
+                        right.extend(read_objects(raw, pack.by_segment[number], t.check))
+                    except DamagedError as e:
+                        wrong.append(e)
+                    deliver(right)
             if wrong:
                 wrong[0].objects = tuple(i for e in wrong for i in e.objects)
                 raise wrong[0]

@@ -28,7 +28,9 @@ from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.file_maker import DATA_BYTES, FILES_MAX, MESSAGE, TABLE_BYTES, fields, make, serve, slot_at
 from metasync.checkout.held import go_on, hold
 from metasync.checkout.maker import NAMES_BYTES_MAX, Maker, is_python, may_pay
+from metasync.checkout.staging import Stage
 from metasync.errors import WorkspaceError
+from metasync.local.state_keys import PLAN_KEY
 from metasync.worktree.disk import Disk
 from metasync.worktree.index import load_rows
 from metasync.worktree.tree import DirTree
@@ -183,6 +185,58 @@ def test_a_process_that_ends_at_once(work: Workspace, tmp_path: Path, monkeypatc
     begun.process.wait()
     begun.deliver()
     begun.ends_well()
+
+
+def test_the_process_starts_before_anything_else_is_done(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start takes a core that is idle until the first file comes."""
+    order: list[str] = []
+    start, make_dirs, set_value = Maker.start, Stage.make_dirs, type(work.db).set_value
+    monkeypatch.setattr(Maker, "start", lambda fd: order.append("process") or start(fd))
+    monkeypatch.setattr(Stage, "make_dirs", lambda stage: order.append("directories") or make_dirs(stage))
+    monkeypatch.setattr(type(work.db), "set_value", lambda db, *a: order.append(a[0]) or set_value(db, *a))
+    begun = Begun(work)
+    assert order.index("process") < order.index(PLAN_KEY.name) < order.index("directories")
+    begun.deliver()
+    begun.ends_well()
+
+
+@pytest.mark.parametrize("where", ["the journal", "the directories"])
+def test_no_process_stays_where_a_checkout_cannot_begin(
+    work: Workspace, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    started: list[Maker] = []
+    start = Maker.start
+
+    def noted(directory: int) -> Maker | None:
+        found = start(directory)
+        assert found is not None
+        started.append(found)
+        return found
+
+    set_value = type(work.db).set_value
+
+    def fails(*given: Any) -> None:
+        if isinstance(given[0], Stage) or given[1] == PLAN_KEY.name:
+            raise WorkspaceError("nothing can be written")
+        set_value(*given)
+
+    monkeypatch.setattr(Maker, "start", noted)
+    with monkeypatch.context() as m:
+        m.setattr(*((type(work.db), "set_value") if where == "the journal" else (Stage, "make_dirs")), fails)
+        with pytest.raises(WorkspaceError, match="nothing can be written"):
+            Begun(work)
+    assert len(started) == 1
+    assert started[0]._process is None, "it was ended"
+    begun = Begun(work)
+    begun.deliver()
+    begun.ends_well()
+
+
+def test_no_process_starts_where_there_is_no_room(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maker, "start", None)
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1000)
+    with pytest.raises(WorkspaceError, match="1,000 are free"):
+        Begun(work, needed=None)
 
 
 def test_no_process_for_what_goes_on_after_a_pause(work: Workspace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -260,3 +260,32 @@ def test_what_is_learned_is_kept_between_commands_and_a_damaged_note_is_none(lab
     assert tree_of(clone.directory) == tree_of(w.directory)
     assert clone._db.has(ESTIMATES_KEY)
     clone._db.need(ESTIMATES_KEY)
+
+
+def test_objects_are_checked_and_delivered_by_one_thread_at_a_time() -> None:
+    """Several would wait for Python's lock at each small object. Answers are verified and unpacked beside that."""
+    far = Far(PACKS[:6], FAR, 1)
+    busy, met = threading.Lock(), threading.Event()
+    got: Counter[bytes] = Counter()
+    check = far.transfer.check
+
+    def alone(step: Callable[[], Any]) -> Any:
+        if not busy.acquire(blocking=False):
+            met.set()
+            return step()
+        try:
+            met.wait(0.002)  # another thread comes in the meantime, if any may
+            return step()
+        finally:
+            busy.release()
+
+    far.transfer.check = lambda kind, data: alone(lambda: check(kind, data))  # type: ignore[method-assign, assignment]
+    with Runtime(filled(far)) as runtime:  # type: ignore[arg-type]
+        download = Download(
+            far.transfer, runtime, lambda o: alone(lambda: got.update(i.id for i, _ in o)), Urgency.SOON
+        )
+        for pack in PACKS[:6]:
+            download.want(record_of(pack), pack.footer.objects)
+        assert list(download.run()) == []
+    assert got == Counter(o.id for p in PACKS[:6] for o in p.footer.objects)
+    assert not met.is_set()
