@@ -25,7 +25,7 @@ from metasync.terminal.console import Finish, Options, common, head_of
 from metasync.terminal.text import phrases
 
 _MANY_FILES: Final = ("clone", "pull", "push", "sync")
-_COLLECT_AFTER: Final = (20_000, 20, 10)
+_COLLECT_AFTER: Final = (100_000, 20, 10)
 """`gc.set_threshold` for these: they make many small values that stay, and would look through them again and again for
 circles that are not there. What lives for days keeps Python's own, for the sake of its memory."""
 

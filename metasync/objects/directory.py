@@ -181,7 +181,7 @@ def _decode_entries(r: Reader, count: int) -> tuple[tuple[bytes, Entry], ...]:
         else:
             tags = ()
             pos += 1
-        out.append((name, Entry(_KINDS[kind], mode, mtime_ns, size, content, root, tags)))
+        out.append((name, _new(Entry, (_KINDS[kind], mode, mtime_ns, size, content, root, tags))))
     r.pos = pos
     return tuple(out)
 
@@ -197,6 +197,7 @@ def _decode_body(r: Reader, kind: int, mode: int, mtime_ns: int, size: int) -> b
     return target
 
 
+_new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and there is one per name
 _KINDS = {1: Kind.FILE, 2: Kind.DIR, 3: Kind.SYMLINK, _BIG_FILE: Kind.FILE}
 
 

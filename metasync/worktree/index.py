@@ -57,14 +57,17 @@ _new = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 def mtime_of(st: os.stat_result) -> int:
     """The mtime of a stat in ns as entries and rows hold it: one beyond their 64 bits (before 1677, after 2262) is the
     nearest that they hold."""
-    return min(max(st.st_mtime_ns, -TIME_NS_MAX), TIME_NS_MAX)
+    ns = st.st_mtime_ns
+    return ns if -TIME_NS_MAX <= ns <= TIME_NS_MAX else min(max(ns, -TIME_NS_MAX), TIME_NS_MAX)
 
 
 def row_of(entry: Entry, st: os.stat_result, *, trusted: bool) -> Row:
     """The row of `entry` seen with stat `st`."""
     if stat_.S_ISDIR(st.st_mode):
         return Row(entry, st.st_dev, st.st_ino, 0, 0, 0, st.st_mode, True)
-    return Row(entry, st.st_dev, st.st_ino, st.st_size, mtime_of(st), st.st_ctime_ns, st.st_mode, trusted)
+    seen = (entry, st.st_dev, st.st_ino, st.st_size, mtime_of(st), st.st_ctime_ns, st.st_mode, trusted)
+    row: Row = _new(Row, seen)
+    return row
 
 
 def same_stat(row: Row, st: os.stat_result) -> bool:

@@ -147,3 +147,19 @@ def test_what_makes_many_values_looks_through_them_seldom_and_what_lives_long_do
     finally:
         gc.set_threshold(*before)
     assert seen == [wanted]
+
+
+def test_nothing_is_looked_for_among_modules_while_they_are_loaded(tmp_path: Path) -> None:
+    """The command itself runs with the collector of circles on: what lives for days needs it."""
+    code = (
+        "import gc, sys\n"
+        "class Loading:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('metasync.cli', 'click', 'metasync.commands.sync'): print(name, gc.isenabled())\n"
+        "sys.meta_path.insert(0, Loading())\n"
+        "from metasync.__main__ import main\n"
+        "sys.argv = ['metasync', 'status']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[:3] == ["metasync.cli False", "click False", "metasync.commands.sync True"]
