@@ -322,8 +322,9 @@ class Keeper:
         except OSError:
             return False
         place = (st.st_dev, st.st_ino)
-        if self._changes.is_lost or (self._place is not None and self._place != place):
-            self._close()  # it went and came back: all is looked at anew
+        has_moved = self._workspace is not None and self._workspace._db.has_moved()
+        if self._changes.is_lost or has_moved or (self._place is not None and self._place != place):
+            self._close()  # it, or its .metasync, went and came back: all is looked at anew
         self._place = place
         return True
 

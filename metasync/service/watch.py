@@ -59,7 +59,7 @@ class Hears(Protocol):
         """Not all directories can be watched; None: all are."""
 
     def lost(self) -> None:
-        """The folder is not where it was any more, or its disk is gone."""
+        """The folder, or its `.metasync`, is not where it was any more, or its disk is gone."""
 
 
 class Watching(Protocol):
@@ -232,7 +232,10 @@ class InotifyWatch:
         elif not name:  # of the directory itself: the one above tells it by its name
             if here is self._root and mask & flags.IN_ATTRIB:
                 self._hears.name(b"", b"", True)
-        elif here is not self._root or name != STATE_NAME:
+        elif here is self._root and name == STATE_NAME:
+            if mask & self._went:
+                self._hears.lost()
+        else:
             if mask & flags.IN_ISDIR:
                 self._take_dir(here, name, mask)
             self._hears.name(here.path, name, bool(mask & flags.IN_ISDIR))

@@ -98,6 +98,22 @@ def test_another_folder_in_its_place_is_opened_anew(w: Workspace, stage: Stage) 
     assert stage.keeper._workspace is not before
 
 
+def test_local_state_that_was_exchanged_beside_it_is_opened_anew(lab: Lab, w: Workspace, stage: Stage) -> None:
+    """It was stuck for ever: what it held open was another file than what its folder has."""
+    state = w.directory / ".metasync"
+    shutil.copytree(state, w.directory.parent / "backup")
+    write(w.directory, {"x/3": b"changed"})
+    stage.settle()
+    assert version(w) == 2
+    state.rename(w.directory.parent / "away")
+    (w.directory.parent / "backup").rename(state)
+    write(w.directory, {"x/4": b"changed once more"})
+    stage.settle()
+    assert stage.kinds == []
+    there = lab.clone(lab.urls(*NAMES))
+    assert tree_of(there.directory) == tree_of(w.directory)
+
+
 def test_an_error_of_our_own_is_told_and_ends_nothing(
     w: Workspace, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,15 @@ def test_too_few_watches_are_told_with_the_number_needed(
     watch.stop()
 
 
+def test_a_folder_whose_state_goes_is_lost(work: Settled, watched: InotifyWatch, heard: Heard, tmp_path: Path) -> None:
+    (tmp_path / "w/.metasync/more").touch()
+    (tmp_path / "w/.metasync").chmod(0o700)
+    assert watched.caught_up(HUNG_S)
+    assert not heard.is_lost
+    (tmp_path / "w/.metasync").rename(tmp_path / "away")
+    heard.until(lambda: heard.is_lost)
+
+
 def test_a_folder_that_goes_is_lost(work: Settled, watched: InotifyWatch, heard: Heard, tmp_path: Path) -> None:
     work.root.rename(tmp_path / "elsewhere")
     heard.until(lambda: heard.is_lost)
