@@ -122,6 +122,11 @@ class Batch:
         self.first = self.last = None
         self.size_bytes, self.asked = 0.0, False
 
+    def settled(self) -> None:
+        """What changed is agreed already."""
+        self.first = self.last = None
+        self.size_bytes = 0.0
+
     def ended(self, stored_bytes: int) -> None:
         """It ended well, and so many bytes of packs were stored."""
         self.pauses.passed()

@@ -148,6 +148,12 @@ class Changes:
         with self._lock:
             self._dirty.ended(well=well)
 
+    def settled(self) -> None:
+        """What was taken is as it was agreed: nothing of it is to be pushed."""
+        with self._lock:
+            self._dirty.ended(well=True)
+            self._sizes.forget()
+
     def pushed(self, report: PushReport) -> None:
         """What a push took is clean, but for what it could not read."""
         with self._lock:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from metasync.errors import CancelledError, MetaSyncError, PausedError, WorkspaceError
 from metasync.local import settings as preferences
+from metasync.local.lock import GiveWay
 from metasync.local.settings import Settings
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, NAME_KEY
@@ -50,6 +51,7 @@ from metasync.service.watch import Watching, watch
 from metasync.session import peek
 from metasync.session.connections import Machine
 from metasync.session.folder import DB_FILE, STATE_DIR
+from metasync.sync import no_change
 from metasync.workspace import Workspace
 from metasync.worktree.disk import free_bytes
 
@@ -107,6 +109,7 @@ class Keeper:
         self._calls: deque[tuple[Callable[[Workspace], Any], Future[Any]]] = deque()
         self._hour = LastHour(wall)
         self._allowed: set[str] = set()  # what the user has allowed past a guard
+        self._has_pulled = False  # something, since the folder was last looked at: the watcher tells of that too
         self._is_patient = False  # whether a push waits for the ends of files that grow
         self._stops = False
         self._workspace: Workspace | None = None
@@ -278,6 +281,8 @@ class Keeper:
             self._look(workspace)
         elif self._quiet.at <= now:
             self._quiet.keep_up(workspace)
+        if self._has_pulled:
+            self._settle(workspace)
         self._account.only(COPIES, bad_copies(workspace, self._wall()))
         return self._next()
 
@@ -533,7 +538,32 @@ class Keeper:
         self._room.waits(self._clock(), workspace._db.unplaced().values())
         self._account.update(version=report.version)
         if report.version != report.before:
+            self._has_pulled = True
             with self._wakes:
                 self._hearing.happened(self._clock())
             self._account.update(pulled_s=self._wall())
         self._account.conflicts(workspace._db.records(CONFLICTS))
+
+    def _settle(self, workspace: Workspace) -> None:
+        """Looks at the folder after a pull: what that wrote itself is no change to be told and pushed.
+
+        Where something else changed too, or is to be done first, the next push finds out.
+        """
+        self._has_pulled = False
+        self._changes.catch_up()
+        is_settled = False
+        with suppress(MetaSyncError, OSError, GiveWay), workspace._session("look") as s:
+            s.tree.looked = self._look_up
+            is_settled = no_change.is_as_agreed(s)
+        if not is_settled:
+            self._changes.ended(well=False)
+            return
+        self._changes.settled()
+        with self._wakes:
+            if not self._changes:  # else something changed during the walk, and its time counts from its first event
+                self._batch.settled()
+
+    def _look_up(self, _names: int) -> None:
+        """Breaks a walk off that is not needed, where there is something else to do."""
+        if self._is_wanted():
+            raise GiveWay

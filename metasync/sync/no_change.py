@@ -97,12 +97,17 @@ def push_let_in(s: Session) -> PushReport | None:
         return None
     if any(s.db.has(key) for key in (*_OF_A_PUSH, ERA_KEY, INVITED_KEY)) or s.db.count_records(REPLACED):
         return None
-    root = _tree_root(s, base)
-    if root is None or not _is_in(s, base) or not keys_are_everywhere(s.db, known.epoch):
+    if not _is_in(s, base) or not keys_are_everywhere(s.db, known.epoch):
         return None
     s.listener(Phase("scan"))
-    walk = walk_index(s.tree, s.db, root, s.around.hints())
-    return PushReport(None, Changes()) if walk is not None and walk.is_quiet else None
+    return PushReport(None, Changes()) if is_as_agreed(s) else None
+
+
+def is_as_agreed(s: Session) -> bool:
+    """Whether a walk finds the folder as its version has it. Where it was not so at the walk before, in doubt False."""
+    root = _tree_root(s, s.base_state())
+    walk = walk_index(s.tree, s.db, root, s.around.hints()) if root is not None else None
+    return walk is not None and walk.is_quiet
 
 
 def is_small(walk: Walk | None) -> bool:
