@@ -111,24 +111,36 @@ class Placer:
         self._respelled: dict[bytes, bytes] = {}  # directories that kept what is in them, with their former paths
         self.tmp = tree.state_dir(b"tmp")
         self.goes = {change.path for change in plan.changes if change.new is None}
+        self.done: list[int] = []  # since its user emptied it: what is at its end, but for modes of directories
         self.old = Displaced(db, tree, plan, self.applied.conflicts)
 
-    def run(self) -> Applied:
-        """Changes the tree. `WorkspaceError`: the disk failed; the plan can be run again."""
+    def run(self, went_on: Callable[[], None] = lambda: None) -> Applied:
+        """Changes the tree. `WorkspaceError`: the disk failed; the plan can be run again.
+
+        `went_on` is called after each step. Nothing of a path is under way then.
+        """
         changes = self.plan.changes
         self.tree.forget()
         for i in range(len(changes) - 1, -1, -1):  # what is in a directory goes before it
             new, expected = changes[i].new, changes[i].expected
             if new is None or (expected is not None and (new.kind is Kind.DIR) != stat_.S_ISDIR(expected.mode)):
                 self.attempt(i, self.clear)
+                if new is None and i not in self.left:
+                    self.done.append(i)
+                went_on()
         self.tree.forget()
         if self.stage.whole:
             self.appeared_ns = self.tree.tick_past(self.tree.clock_ns(), TICK_WAIT_S)
         for i in self.stage.whole:
             self.place_whole(i)
+            self.done += (n for n in (i, *self.stage.whole[i]) if n in self.made or n in self.seen)
+            went_on()
         for i, (_, new, _) in enumerate(changes):
             if new is not None and i not in self.left and i not in self.made and i not in self.seen:
                 self.attempt(i, self.make_dir if new.kind is Kind.DIR else self.place)
+                if i not in self.left:
+                    self.done.append(i)
+                went_on()
         self.save_strays()
         self.applied.unplaced += self.modes.set_all()
         self.applied.written = len(self.seen) + len(self.touched) + len(self.made)

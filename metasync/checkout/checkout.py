@@ -13,6 +13,10 @@ durable (`syncfs`), notes their inodes, which turns the journal from staging to 
 3. Modes of directories, from the leaves up. Then `syncfs`; the file system's clock is waited past; stats are read back
    into rows; and one transaction writes rows, the caller's values and the end of the journal.
 
+Where `apply` is given somebody to be `answered`, the rows of each slice of changes are written as soon as these are
+made. So the rows say what stands in the folder, in the middle of it. They count for nothing more: the journal is as it
+was, and `recover` makes the rows of all changes anew.
+
 A killed process leaves the old or the new bytes at each path. What was staged stays, and the next checkout takes from
 it what it needs and finds right (`open_left`, `take_left`). A plan that was being applied is run again by `recover`:
 every step looks first at what is there (a staged inode at its path is done; one that is gone from `tmp/` was placed).
@@ -79,6 +83,8 @@ from metasync.worktree.index import Row, store_rows
 from metasync.worktree.tree import WorkTree, failed
 
 __all__ = ["Applied", "Change", "Checkout"]
+
+SLICE_CHANGES = 4000  # a fifth of a second of CPU at most, and a commit
 
 
 class Checkout:
@@ -308,11 +314,13 @@ class Checkout:
             if self._handed is not None:
                 self._handed.settle()
 
-    def apply(self, commit: Callable[[], None] | None = None) -> Applied:
+    def apply(self, commit: Callable[[], None] | None = None, answer: Callable[[], None] | None = None) -> Applied:
         """Carries out the plan, once all is staged.
 
         `commit` runs inside the closing transaction, after the values given to `begin` were set. `recover` knows no
         callables, so what must survive a crash belongs to those values.
+        `answer` is called after each slice of changes, when the rows are what stands in the folder. It changes nothing
+        in the folder or the local state, and lets no other process do so.
         `WorkspaceError`: the disk failed half-way; `recover` goes on later.
         """
         self.settle()
@@ -331,7 +339,7 @@ class Checkout:
                 self.db.set_value(PLAN_KEY.name, encode_plan(plan))
             self.db.set(WHOLE_KEY, stage.encode())
             self.db.set(INODES_KEY, tuple(inodes))
-        return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit)
+        return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit, answer)
 
     def abandon(self) -> None:
         """Drops a plan that is being staged, and what is staged."""
@@ -472,17 +480,31 @@ class Checkout:
 
     # ---- applying
 
-    def _carry_out(self, placer: Placer, commit: Callable[[], None] | None) -> Applied:
-        plan, applied = placer.plan, placer.run()
+    def _carry_out(
+        self, placer: Placer, commit: Callable[[], None] | None, answer: Callable[[], None] | None = None
+    ) -> Applied:
+        put, delete = self.rows = {}, []
+        sliced: set[int] = set()  # changes whose rows are written
+
+        def went_on() -> None:
+            if len(placer.done) >= SLICE_CHANGES and answer is not None:
+                sliced.update(self._store_slice(placer))
+                answer()
+
+        is_sliced = answer is not None and not self.tree.rules.has_twins  # else rows tell twins apart
+        plan, applied = placer.plan, placer.run(went_on) if is_sliced else placer.run()
         try:
             sync(self.tree)
-            put, delete = self.rows = rows_after(self.tree, placer)
+            left_over = [i for i in range(len(plan.changes)) if i not in sliced or i in placer.made]  # modes were set
+            put_last, delete_last = rows_after(self.tree, placer, left_over)
+            put.update(put_last)
+            delete += delete_last
             kept = replaced_files(self.tree, plan)
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e
         with self.db.transaction():
-            store_rows(self.db, put.items())
-            self.db.delete_rows(delete)
+            store_rows(self.db, put_last.items())
+            self.db.delete_rows(delete_last)
             note_conflicts(self.db, put, delete)
             self.db.put_records(REPLACED, kept)
             left = {plan.changes[i].path for i in placer.left} if plan.own else set()
@@ -501,6 +523,20 @@ class Checkout:
         self._clear_tmp()
         drop_left(self.tree)
         return applied
+
+    def _store_slice(self, placer: Placer) -> list[int]:
+        """Writes the rows of the changes that are done. -> their numbers."""
+        done, placer.done = placer.done, []
+        try:
+            put, delete = rows_after(self.tree, placer, done)
+        except OSError as e:
+            raise failed(self.tree, b"the new files", e) from e
+        with self.db.transaction():
+            store_rows(self.db, put.items())
+            self.db.delete_rows(delete)
+        self.rows[0].update(put)
+        self.rows[1].extend(delete)
+        return done
 
     def _clear_tmp(self) -> None:
         """Empties `.metasync/tmp/`. While a plan is being applied, what is there may be the user's."""

@@ -21,14 +21,15 @@ from metasync.worktree.tree import WorkTree
 COARSEST_NS = 2 * 10**9  # what FAT makes of a time
 
 
-def rows_after(tree: WorkTree, placer: Placer) -> tuple[dict[bytes, Row], list[bytes]]:
-    """The rows to put and the paths whose rows to delete, by what stands at each path now."""
+def rows_after(tree: WorkTree, placer: Placer, numbers: Iterable[int]) -> tuple[dict[bytes, Row], list[bytes]]:
+    """The rows to put and the paths whose rows to delete, of these changes, by what stands at each path now."""
     plan = placer.plan
     put: dict[bytes, Row] = {}
     delete: list[bytes] = []
     tree.forget()
     stamp = tree.tick_past(tree.clock_ns(), TICK_WAIT_S)
-    for i, (path, new, expected) in enumerate(plan.changes):
+    for i in numbers:
+        path, new, expected = plan.changes[i]
         if plan.own and (new is None or i in placer.left):
             continue  # its row says that it was here: so its absence is a deletion, and what was left is as it was
         if new is None:

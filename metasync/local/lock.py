@@ -213,12 +213,20 @@ class GiveWay(Exception):  # noqa: N818  a signal, not an error
         self.are_served = False
 
 
+class PutOff(Exception):  # noqa: N818  a signal, not an error
+    """An operation that was let in has to wait until what let it in has changed the folder. It has done nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("the folder is being changed")
+
+
 class Turns:
     """Tells a push or pull when to give way, for all its turns. For one thread.
 
     `chunks`: file object -> its blobs, of files that an earlier turn has read. `left`: what a merge that gave way
     leaves to the next turn, and `found` what it has found before; it alone knows what that is. `before_aside` is called
-    before others are let go first; each turn sets its own.
+    before others are let go first; each turn sets its own. `answer` answers those for whom nothing need be changed, in
+    the middle of a change of the folder; None: there is nobody.
     """
 
     def __init__(self) -> None:
@@ -227,6 +235,7 @@ class Turns:
         self.found: object = None
         self._wanted: Callable[[], bool] = lambda: False
         self._aside: Callable[[GiveWay], bool] = lambda _: False
+        self.answer: Callable[[], None] | None = None
         self._clock: Callable[[], float] = lambda: 0.0
         self._next: float | None = None
         self.before_aside: Callable[[], None] = lambda: None
@@ -234,11 +243,15 @@ class Turns:
         self._has_got_on = False  # in this turn
 
     def begin(
-        self, wanted: Callable[[], bool], clock: Callable[[], float], aside: Callable[[GiveWay], bool] = lambda _: False
+        self,
+        wanted: Callable[[], bool],
+        clock: Callable[[], float],
+        aside: Callable[[GiveWay], bool] = lambda _: False,
+        answer: Callable[[], None] | None = None,
     ) -> Turns:
-        """Begins the next turn. `wanted`: whether others wait now. `aside`: see `rest`."""
+        """Begins the next turn. `wanted`: whether others wait now. `aside`: see `rest`; `answer`: see above."""
         self._wanted, self._clock, self._next = wanted, clock, None
-        self._aside, self._has_got_on, self.before_aside = aside, False, lambda: None
+        self._aside, self._has_got_on, self.before_aside, self.answer = aside, False, lambda: None, answer
         return self
 
     def got_on(self) -> None:

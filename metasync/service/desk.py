@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metasync import __version__
 from metasync.errors import CancelledError, UsageError
 from metasync.events import Event, Listener, Notice, ignore
+from metasync.local.lock import PutOff
 from metasync.reports.service import DaemonState, WorkspaceState
 from metasync.service.supervisor import Hear, Supervisor
 from metasync.service.wire.protocol import Request, UnservedError
@@ -78,6 +79,10 @@ class Call:
         workspace.on_event = both
         try:
             return do(workspace, both)
+        except PutOff:
+            with self._lock:
+                self._has_begun = False
+            raise
         finally:
             with self._lock:
                 self._workspace = None

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from metasync.errors import CancelledError, MetaSyncError, PausedError, WorkspaceError
 from metasync.local import settings as preferences
-from metasync.local.lock import GiveWay
+from metasync.local.lock import GiveWay, PutOff
 from metasync.local.settings import Settings
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, NAME_KEY
@@ -107,6 +107,7 @@ class Keeper:
         self._is_woken = False  # since the last turn began
         self._knows_sizes = False  # the last turn ended with no new change whose size is to be looked at
         self._calls: deque[tuple[Callable[[Workspace], Any], Future[Any]]] = deque()
+        self._put_off: list[tuple[Callable[[Workspace], Any], Future[Any]]] = []  # until the folder is changed
         self._hour = LastHour(wall)
         self._allowed: set[str] = set()  # what the user has allowed past a guard
         self._has_pulled = False  # something, since the folder was last looked at: the watcher tells of that too
@@ -222,7 +223,7 @@ class Keeper:
         while not self._stops:
             wake_at = self.turn()
             with self._wakes:
-                if not self._stops and not self._calls and not self._is_woken:
+                if not self._stops and not self._has_calls() and not self._is_woken:
                     self._wakes.wait(max(0.0, min(wake_at - self._clock(), SLEEP_S)))
         self._account.set("stopping")
         self._close()
@@ -405,19 +406,25 @@ class Keeper:
     # what others ask for
 
     def _has_calls(self) -> bool:
-        return bool(self._calls)
+        return bool(self._calls or self._put_off)
 
     def _serve(self) -> None:
-        """Runs what callers wait for. Called between turns, and by a push that gives way."""
+        """Runs what callers wait for. Called between turns, and by what gives way or changes the folder."""
+        if self._workspace is not None and not self._workspace._work.around.applying:
+            self._take_up()
         while self._calls and not self._stops and (workspace := self._workspace) is not None:
             do, future = self._calls.popleft()
-            if not future.set_running_or_notify_cancel():
+            if not _is_running(future):
                 continue
             self._changes.catch_up()
             patient, self._is_patient = self._is_patient, False
             try:
                 with self._hour.asked_for():
                     result = do(workspace)
+            except PutOff:
+                self._changes.ended(well=False)
+                self._put_off.append((do, future))
+                continue
             except BaseException as e:  # noqa: BLE001 - it is the caller's
                 self._changes.ended(well=False)
                 future.set_exception(e)
@@ -432,10 +439,16 @@ class Keeper:
             self._changes.ended(well=False)  # what no report answers for stays dirty
             future.set_result(result)
 
+    def _take_up(self) -> None:
+        """What was put off comes first."""
+        self._calls.extendleft(reversed(self._put_off))
+        self._put_off.clear()
+
     def _refuse_calls(self, error: BaseException) -> None:
+        self._take_up()
         while self._calls:
             _, future = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
+            if _is_running(future):
                 future.set_exception(error)
 
     # pushing
@@ -567,3 +580,8 @@ class Keeper:
         """Breaks a walk off that is not needed, where there is something else to do."""
         if self._is_wanted():
             raise GiveWay
+
+
+def _is_running(future: Future[Any]) -> bool:
+    """Whether a call is to be answered: nobody gave it up before it began. It has begun now, if it had not."""
+    return future.running() or future.set_running_or_notify_cancel()

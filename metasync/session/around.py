@@ -49,6 +49,7 @@ class Around:
     let_in   does it, between two turns of a push
     looks    whether this program asks for news by itself: then a push that finds nothing changed asks nobody
     pulling  whether what runs now was let in by a pull, which goes on after it
+    applying whether that pull is changing the folder: what needs the folder's lock is `PutOff`
     gone     how many files fewer there are than there were lately: `merge.guard` counts them too
     counts   is told by each push and pull how many files more there are after it, and whether it was forced
     """
@@ -59,6 +60,7 @@ class Around:
     let_in: Callable[[], None] = _nothing
     looks: bool = False
     pulling: bool = False
+    applying: bool = False
     gone: Callable[[], int] = _no_files
     counts: Counts = _not_counted
 

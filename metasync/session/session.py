@@ -22,7 +22,7 @@ from metasync.errors import CANNOT_BE_READ, BackendError, ExcludedError, NoQuoru
 from metasync.events import Notice, Progress, Sheltered
 from metasync.keys.device_set import decode_device_set
 from metasync.local import settings
-from metasync.local.lock import WAIT_S
+from metasync.local.lock import WAIT_S, PutOff
 from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.runtime.effects import Task, together
@@ -429,7 +429,12 @@ class Operations:
 
     @contextlib.contextmanager
     def locked(self, what: str, *, first: bool = True) -> Iterator[WorkspaceLock]:
-        """Holds the workspace's lock. `first` is false for an operation that gave way: it waits as long as it takes."""
+        """Holds the workspace's lock. `first` is false for an operation that gave way: it waits as long as it takes.
+
+        `PutOff`: a pull that holds it, and cannot give it back, has let this operation in.
+        """
+        if self.around.applying:
+            raise PutOff
 
         def waiting(who: str) -> None:
             if first:

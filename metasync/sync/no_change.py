@@ -32,7 +32,7 @@ from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.runtime.sizes import SMALL_BYTES_MAX
 from metasync.session import agreement
 from metasync.session.session import Session
-from metasync.worktree.merge_walk import Walk, walk_index
+from metasync.worktree.merge_walk import Walk, walk_index, walk_rows
 
 if TYPE_CHECKING:
     from metasync.consensus import State
@@ -92,15 +92,28 @@ def push_let_in(s: Session) -> PushReport | None:
     What the pull has staged stays as it is. None when in doubt: the news may be of another era, or a skip, after which
     what is here counts as new.
     """
-    base, known = s.base_state(), s.newest_state()
-    if (known.era, known.epoch, known.devices) != (base.era, base.epoch, base.devices) or not s.config.logs_suffice:
-        return None
-    if any(s.db.has(key) for key in (*_OF_A_PUSH, ERA_KEY, INVITED_KEY)) or s.db.count_records(REPLACED):
-        return None
-    if not _is_in(s, base) or not keys_are_everywhere(s.db, known.epoch):
+    if not _is_left_to_pull(s):
         return None
     s.listener(Phase("scan"))
     return PushReport(None, Changes()) if is_as_agreed(s) else None
+
+
+def push_beside_checkout(s: Session) -> PushReport | None:
+    """The same while that pull changes the folder, which was as agreed before: it is as the rows say now."""
+    if not _is_left_to_pull(s):
+        return None
+    s.listener(Phase("scan"))
+    return PushReport(None, Changes()) if walk_rows(s.tree, s.db, s.around.hints()).is_quiet else None
+
+
+def _is_left_to_pull(s: Session) -> bool:
+    """Whether a push that a pull let in may leave the news to it, and nothing but changes here is to be pushed."""
+    base, known = s.base_state(), s.newest_state()
+    if (known.era, known.epoch, known.devices) != (base.era, base.epoch, base.devices) or not s.config.logs_suffice:
+        return False
+    if any(s.db.has(key) for key in (*_OF_A_PUSH, ERA_KEY, INVITED_KEY)) or s.db.count_records(REPLACED):
+        return False
+    return _is_in(s, base) and keys_are_everywhere(s.db, known.epoch)
 
 
 def is_as_agreed(s: Session) -> bool:

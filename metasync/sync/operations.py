@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metasync.errors import DamagedError
 from metasync.events import Notice
 from metasync.local import settings
-from metasync.local.lock import GiveWay, Turns
+from metasync.local.lock import GiveWay, PutOff, Turns
 from metasync.local.state_keys import (
     AGREED_MARK,
     BASES_KEY,
@@ -90,6 +90,8 @@ def sync(
 
 def push(work: Operations, message: str, *, dry_run: bool, force: bool, durability: int | None) -> PushReport:
     """Has what changed here agreed as a new version: see `Workspace.push`. Lets other operations go first."""
+    if work.around.applying:
+        return _push_beside_checkout(work, dry_run, durability)
     turns, first = Turns(), True
     while True:
         try:
@@ -102,6 +104,15 @@ def push(work: Operations, message: str, *, dry_run: bool, force: bool, durabili
     if not dry_run and (has_upkeep(c) or is_turn_to_read(c)):
         work.upkeep()
     return report
+
+
+def _push_beside_checkout(work: Operations, dry_run: bool, durability: int | None) -> PushReport:
+    """What a push reports that finds nothing changed while the pull that let it in changes the folder. `PutOff`."""
+    if not dry_run and durability is None:
+        with work.session("push") as s:
+            if (nothing := no_change.push_beside_checkout(s)) is not None:
+                return nothing
+    raise PutOff
 
 
 def _let_in(work: Operations, what: str, way: GiveWay) -> None:
@@ -140,6 +151,19 @@ def _step_aside(work: Operations, what: str, s: Session, way: GiveWay) -> bool:
     s.tree.forget()
     s.check()
     return s.db.mark() == before
+
+
+def _answer(work: Operations, s: Session) -> None:
+    """Answers what waits in this program and needs nothing changed, while a pull changes the folder."""
+    if not work.around.waits():
+        return
+    check, on_wait = s.runtime.check, s.runtime.on_wait
+    work.around.applying = True
+    try:
+        work.around.let_in()
+    finally:
+        work.around.applying = False
+        s.runtime.check, s.runtime.on_wait = check, on_wait
 
 
 def has_upkeep(c: Connections) -> bool:
@@ -248,7 +272,7 @@ def _pull(work: Operations, turns: Turns, dry_run: bool, force: bool, *, first: 
 
         if not is_quiet:
             finish(s)
-        turns.begin(s.others_wait, s.runtime.clock, partial(_step_aside, work, "pull", s))
+        turns.begin(s.others_wait, s.runtime.clock, partial(_step_aside, work, "pull", s), partial(_answer, work, s))
         with heeding(s, turns):
             newest = agreement.newest(s) if asked is None else s.load(s.newest_state())
         agreement.settle_journal(s, newest.state)  # it may be a push of this device that never learned its end

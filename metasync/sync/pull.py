@@ -507,7 +507,14 @@ def _check_out(
             touched = {*plan.differing, *put, *gone} if plan.differing is not None else None
             note_index_of(s.db, target.tree_root, plan.theirs, touched, put)
 
-    return checkout.apply(commit_too)
+    return checkout.apply(commit_too, turns.answer if turns is not None and _is_as_agreed(plan) else None)
+
+
+def _is_as_agreed(plan: Plan) -> bool:
+    """Whether the scan found the folder as agreed: then what a checkout brings is all that differs from that."""
+    seen = plan.scan
+    found = (seen.tree.put, seen.tree.gone, seen.put_rows, seen.delete_rows, seen.busy, seen.unreadable, seen.skipped)
+    return plan.differing is not None and not any(found)
 
 
 class _Paused:

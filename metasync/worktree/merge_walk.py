@@ -181,7 +181,12 @@ def walk_index(work: WorkTree, db: State, root: bytes | None, hints: Hints = ALL
     Complete `hints` give the tree that a walk of everything gives. What is not taken in is told of the directories that
     were listed. Where a folder or its disk is another one, or names have twins, everything is walked nevertheless.
     """
-    return _Walker(work, db, None, hints).run() if is_index_of(db, root) else None
+    return walk_rows(work, db, hints) if is_index_of(db, root) else None
+
+
+def walk_rows(work: WorkTree, db: State, hints: Hints = ALL) -> Walk:
+    """Walks a folder by its rows, whatever tree they are: in the middle of a checkout they are none. Stores nothing."""
+    return _Walker(work, db, None, hints).run()
 
 
 def walk_folder(work: WorkTree, db: State, base: Mapping[bytes, Entry]) -> Walk:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] =
         waiting: set[bytes] = set()
         try:
             work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}, version=3), new)
-            waiting = {noted.path for noted in checkout.apply().unplaced}
+            waiting = {noted.path for noted in checkout.apply(answer=kwargs.get("answer")).unplaced}
             ended = not waiting
         except (Killed, WorkspaceError, OSError):
             ended = False
@@ -137,6 +138,27 @@ def every_step(
 @few_and_many("stride", 3, 1)
 def test_killed_at_every_step(tmp_path: Path, stride: int) -> None:
     assert every_step(tmp_path, OLD, NEW, stride=stride) > 150
+
+
+@few_and_many("stride", 5, 1)
+@pytest.mark.parametrize("size", [1, 3])
+def test_killed_at_every_step_of_a_checkout_in_slices(
+    tmp_path: Path, stride: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is what is left without slices: the next start makes all rows anew."""
+    monkeypatch.setattr(checkout_module, "SLICE_CHANGES", size)
+    answered: list[None] = []
+    assert every_step(tmp_path, OLD, NEW, stride=stride, answer=lambda: answered.append(None)) > 150
+    assert len(answered) > 100
+
+
+@few_and_many("stride", 7, 1)
+@pytest.mark.long
+def test_one_call_of_a_checkout_in_slices_fails_at_every_step(
+    tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkout_module, "SLICE_CHANGES", 1)
+    assert every_step(tmp_path, OLD, NEW, error=EIO, stride=stride, answer=lambda: None) > 150
 
 
 @few_and_many("stride", 4, 1)
@@ -243,8 +265,12 @@ def test_killed_with_a_mount_inside(tmp_path: Path, stride: int) -> None:
 
 
 @few_and_many("stride", 3, 1)
-def test_killed_while_it_recovers(tmp_path: Path, stride: int) -> None:
+@pytest.mark.parametrize("answer", [None, lambda: None], ids=["at-once", "slices"])
+def test_killed_while_it_recovers(
+    tmp_path: Path, stride: int, answer: Callable[[], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dies in the middle, and then at every step of the recovery."""
+    monkeypatch.setattr(checkout_module, "SLICE_CHANGES", 1)
     for step in range(1, 2000, stride):
         fuse = Fuse()
         work = Workspace(tmp_path / str(step), FusedDisk(fuse), fuse)
@@ -256,7 +282,7 @@ def test_killed_while_it_recovers(tmp_path: Path, stride: int) -> None:
             work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}), NEW)
             fuse.steps, fuse.at = 0, 30 + step % 40
             with pytest.raises(Killed):
-                checkout.apply()
+                checkout.apply(answer=answer)
             fuse.steps, fuse.at = 0, step
             done = False
             try:
@@ -278,8 +304,12 @@ def test_killed_while_it_recovers(tmp_path: Path, stride: int) -> None:
     raise AssertionError("the recovery never ended")
 
 
-def test_a_recovered_checkout_respects_what_came_after(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", [None, lambda: None], ids=["at-once", "slices"])
+def test_a_recovered_checkout_respects_what_came_after(
+    tmp_path: Path, answer: Callable[[], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between death and recovery the user works on: nothing of that is lost or taken for the agreed."""
+    monkeypatch.setattr(checkout_module, "SLICE_CHANGES", 1)
     for at in range(30, 90, 3):
         fuse = Fuse()
         work = Workspace(tmp_path / str(at), FusedDisk(fuse), fuse)
@@ -291,7 +321,7 @@ def test_a_recovered_checkout_respects_what_came_after(tmp_path: Path) -> None:
             work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}), NEW)
             fuse.steps, fuse.at = 0, at
             with suppress(Killed):
-                checkout.apply()
+                checkout.apply(answer=answer)
             fuse.mend()
             edits = {b"edited": b"my words after the crash", b"big": b"big words", b"wide/a": b"wide words"}
             for path, data in edits.items():

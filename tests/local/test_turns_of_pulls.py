@@ -91,9 +91,9 @@ def test_a_pull_that_changes_the_folder_gives_way_to_nobody(lab: Lab, monkeypatc
     monkeypatch.setattr(Turns, "look", lambda _: looks.append(applying[0]))
     apply = Checkout.apply
 
-    def applied(checkout: Checkout, commit: Any) -> Any:
+    def applied(checkout: Checkout, *args: Any) -> Any:
         applying[0] = True
-        return apply(checkout, commit)
+        return apply(checkout, *args)
 
     monkeypatch.setattr(Checkout, "apply", applied)
     w.pull()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from keeper_kit import Stage, version
-from workspace_kit import write
+from workspace_kit import tree_of, write
 
+from metasync.checkout import checkout
+from metasync.errors import WorkspaceError
+from metasync.reports.sync import Changes
 from metasync.service.keeper import Keeper
 from metasync.sync import no_change
 from metasync.workspace import Workspace
@@ -100,3 +104,55 @@ def test_the_look_after_a_pull_is_broken_off_for_a_call(
     assert call.result() == "served"
     stage.settle()
     assert stage.state.changed == 0
+
+
+def test_calls_in_the_middle_of_a_pull_are_answered_then_or_after_it(
+    w: Workspace, stage: Stage, other: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkout, "SLICE_CHANGES", 1)
+    write(other.directory, {"y/first": b"1"})
+    other.push()
+    stage.settle()  # it knows the other device
+    write(other.directory, {"y/new": b"theirs", "new/1": b"1", "x/3": b"changed"})
+    other.push()
+    calls: dict[str, Future[Any]] = {name: Future() for name in ("pull", "push", "tag")}
+    order: list[str] = []
+    done: list[str] = []  # when the folder was changed
+
+    def call(name: str, do: Callable[[Workspace], Any]) -> None:
+        calls[name].add_done_callback(lambda _: order.append(name))
+        stage.keeper._calls.append((do, calls[name]))
+
+    def came(keeper: Keeper, *args: Any) -> None:
+        done.extend(order)
+        pulled(keeper, *args)
+
+    def sliced(self: Any, placer: Any) -> Any:
+        if not order and not stage.keeper._has_calls():
+            call("pull", lambda w: w.pull())
+            call("push", lambda w: w.push())
+            call("tag", lambda w: w.tag("1", "first"))
+        return store(self, placer)
+
+    store, pulled = checkout.Checkout._store_slice, Keeper._pulled
+    monkeypatch.setattr(checkout.Checkout, "_store_slice", sliced)
+    monkeypatch.setattr(Keeper, "_pulled", came)
+    pull_by_hint(stage)
+    assert calls["push"].result(timeout=0).version is None
+    assert done == ["push"]
+    assert stage.keeper._has_calls()
+    stage.keeper.turn()
+    assert order == ["push", "pull", "tag"]
+    assert calls["pull"].result(timeout=0).changes == Changes()
+    assert [t.name for t in calls["tag"].result(timeout=0).tags] == ["first"]
+    assert tree_of(w.directory) == tree_of(other.directory)
+
+
+def test_a_call_that_was_put_off_is_refused_where_the_keeper_ends(w: Workspace, stage: Stage) -> None:
+    call: Future[Any] = Future()
+    assert call.set_running_or_notify_cancel()
+    stage.keeper._put_off.append((lambda w: w.pull(), call))
+    stage.keeper._refuse_calls(stage.keeper._gone())
+    with pytest.raises(WorkspaceError, match="kept no more"):
+        call.result(timeout=0)
+    assert not stage.keeper._has_calls()
