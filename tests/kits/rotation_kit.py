@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, tree_of, write
 
-from metasync.consensus import Group
+from metasync.consensus import Change, Group
 from metasync.reports.members import RotationReport
 from metasync.runtime.effects import Gather
+from metasync.session import agreement
+from metasync.session.session import Session
 from metasync.workspace import Workspace
 
 NEW = "another horse, another battery"
@@ -79,3 +82,26 @@ def closed_logs(w: Workspace, base: Any) -> int:
         instance = s.runtime.run(s.group.enter(base))
         s.runtime.run(looked(s.group, instance))
         return sum(a.log.closed is not None for a in instance.acceptors.values())
+
+
+@contextlib.contextmanager
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    what: Callable[[], object],
+    when: Callable[[Change], bool] = lambda _: True,
+) -> Iterator[None]:
+    """Does something once, just before this device proposes a change of the kind `when` says."""
+    real = agreement.propose
+    done: list[int] = []
+
+    def propose(self: Session, base: Any, change: Change) -> Any:
+        if self.device.name == device and when(change) and not done:
+            done.append(1)
+            what()
+        return real(self, base, change)
+
+    with monkeypatch.context() as m:
+        m.setattr(agreement, "propose", propose)
+        yield
+    assert done

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rotation_kit import NEW, agree_on_files, away, keys_in, pack_epochs, revoke, rotate, three
+from rotation_kit import NEW, agree_on_files, away, keys_in, meanwhile, pack_epochs, revoke, rotate, three
 from workspace_kit import Lab, tree_of, write
 
 from metasync.consensus import State
@@ -57,18 +57,8 @@ def test_an_upload_of_an_old_epoch_or_generation_is_not_gone_on_with() -> None:
 
 def test_a_revoked_devices_push_comes_before_or_not_at_all(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, p = three(lab)
-    real = agreement.propose
-    done: list[int] = []
-
-    def propose(self: Session, base: Any, change: Any) -> Any:
-        if self.device.name == "phone" and not done:
-            done.append(1)
-            revoke(w, "phone")
-        return real(self, base, change)
-
-    monkeypatch.setattr(agreement, "propose", propose)
     write(p.directory, {"late": b"mine"})
-    with pytest.raises(RevokedError):
+    with meanwhile(monkeypatch, "phone", lambda: revoke(w, "phone")), pytest.raises(RevokedError):
         p.push()
     assert (p.directory / "late").read_bytes() == b"mine"
     d.pull()
@@ -78,19 +68,14 @@ def test_a_revoked_devices_push_comes_before_or_not_at_all(lab: Lab, monkeypatch
 @pytest.mark.long
 def test_a_revocation_that_lost_to_a_push_comes_after_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, p = three(lab)
-    real = agreement.propose
-    done: list[int] = []
 
-    def propose(self: Session, base: Any, change: Any) -> Any:
-        if self.device.name == "laptop" and change.keyring is not None and not done:
-            done.append(1)
-            write(p.directory, {"before": b"in time"})
-            p.push()
-            lab.clone(lab.urls("a", "b", "c"), device="newcomer")
-        return real(self, base, change)
+    def another_push() -> None:
+        write(p.directory, {"before": b"in time"})
+        p.push()
+        lab.clone(lab.urls("a", "b", "c"), device="newcomer")
 
-    monkeypatch.setattr(agreement, "propose", propose)
-    report = revoke(w, "phone")
+    with meanwhile(monkeypatch, "laptop", another_push, lambda change: change.keyring is not None):
+        report = revoke(w, "phone")
     assert "newcomer" in report.devices
     d.pull()
     assert (d.directory / "before").read_bytes() == b"in time"
@@ -102,27 +87,12 @@ def test_a_revocation_that_lost_to_a_push_comes_after_it(lab: Lab, monkeypatch: 
 
 def test_two_rotations_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, _ = three(lab)
-    real = agreement.propose
-    done: list[int] = []
-
-    def propose(self: Session, base: Any, change: Any) -> Any:
-        if self.device.name == "laptop" and not done:
-            done.append(1)
-            rotate(d)
-        return real(self, base, change)
-
-    monkeypatch.setattr(agreement, "propose", propose)
-    assert rotate(w).epoch == 3  # the passphrase was kept: it goes on
-    done.clear()
-
-    def propose_with_another(self: Session, base: Any, change: Any) -> Any:
-        if self.device.name == "laptop" and not done:
-            done.append(1)
-            rotate(d, new_passphrase=NEW)
-        return real(self, base, change)
-
-    monkeypatch.setattr(agreement, "propose", propose_with_another)
-    with pytest.raises(PassphraseError, match="another device changed"):
+    with meanwhile(monkeypatch, "laptop", lambda: rotate(d)):
+        assert rotate(w).epoch == 3  # the passphrase was kept: it goes on
+    with (
+        meanwhile(monkeypatch, "laptop", lambda: rotate(d, new_passphrase=NEW)),
+        pytest.raises(PassphraseError, match="another device changed"),
+    ):
         rotate(w)
     assert all(len(keys_in(lab, n, "slot")) == 2 for n in "abc")
     write(w.directory, {"x": b"1"})
@@ -131,17 +101,7 @@ def test_two_rotations_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_device_revoked_by_the_other_while_it_revokes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, _ = three(lab)
-    real = agreement.propose
-    done: list[int] = []
-
-    def propose(self: Session, base: Any, change: Any) -> Any:
-        if self.device.name == "laptop" and not done:
-            done.append(1)
-            revoke(d, "laptop")
-        return real(self, base, change)
-
-    monkeypatch.setattr(agreement, "propose", propose)
-    with pytest.raises(RevokedError):
+    with meanwhile(monkeypatch, "laptop", lambda: revoke(d, "laptop")), pytest.raises(RevokedError):
         revoke(w, "desktop")
     assert [x.name for x in d.device_list().devices if x.state == "admitted"] == ["desktop", "phone"]
 

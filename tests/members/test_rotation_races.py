@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from racing_kit import URLS, at_once, crowd
-from rotation_kit import NEW, agree_on_files, away, closed_logs, revoke, rotate, three
+from rotation_kit import NEW, agree_on_files, away, closed_logs, meanwhile, revoke, rotate
 from test_key_copies import folder_of, names_in, push, ring_of
-from workspace_kit import CHEAP, PASSPHRASE, Lab, tree_of, wipe, write
+from workspace_kit import Lab, tree_of, wipe, write
 
 from metasync.consensus import Group
-from metasync.errors import NoQuorumError, RevokedError, WorkspaceError
-from metasync.members import key_store
+from metasync.errors import NoQuorumError, RevokedError
 from metasync.session import agreement
-from metasync.session.session import Session
 from metasync.workspace import Workspace
 
 
 def base_of(w: Workspace) -> Any:
     with w._session("before") as s:
         return agreement.ask_newest(s)
-
-
-@contextmanager
-def meanwhile(monkeypatch: pytest.MonkeyPatch, device: str, what: Callable[[], object]) -> Iterator[None]:
-    """Does something once, just before this device proposes."""
-    real = agreement.propose
-    done: list[int] = []
-
-    def propose(self: Session, base: Any, change: Any) -> Any:
-        if self.device.name == device and not done:
-            done.append(1)
-            what()
-        return real(self, base, change)
-
-    with monkeypatch.context() as m:
-        m.setattr(agreement, "propose", propose)
-        yield
-    assert done
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("what", ["rotate", "passphrase", "invite"])
-def test_keys_that_another_device_changed_before_the_slots_are_looked_for(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    """The slots of the version that was asked for are gone by then. That is no damage."""
-    w, d, _ = three(lab)
-    real, done = key_store.look, list[int]()
-
-    def look(s: Session, among: Any = None) -> Any:
-        if s.device.name == "laptop" and not done:
-            done.append(1)
-            rotate(d)
-        return real(s, among)
-
-    act = {
-        "rotate": lambda: rotate(w),
-        "passphrase": lambda: w.key_change_passphrase(PASSPHRASE, NEW, kdf=CHEAP),
-        "invite": lambda: w.invite("tablet", PASSPHRASE),
-    }[what]
-    with monkeypatch.context() as m:
-        m.setattr(key_store, "look", look)
-        with pytest.raises(WorkspaceError, match="another device changed the keys meanwhile; nothing was changed"):
-            act()
-    act()
-    write(w.directory, {"x": b"1"})
-    agree_on_files(w, d)
 
 
 # --- a backend that lies

@@ -68,9 +68,6 @@ def test_any_bytes(backend: BoxBackend, standin: BoxStandin, data: bytes) -> Non
     assert standin.objects() == {"/top/ws/d/a": data}
 
 
-# --- searches that are late, and twins
-
-
 # --- the feed
 
 
@@ -87,9 +84,6 @@ def test_a_feed_that_box_has_ended_begins_anew(filled: BoxBackend, standin: BoxS
         filled.inventory("d", cursor)
 
 
-# --- errors
-
-
 # --- what is told of files
 
 
@@ -102,9 +96,6 @@ def test_a_range_that_is_not_heeded(filled: BoxBackend, standin: BoxStandin) -> 
 def test_more_than_was_expected(filled: BoxBackend) -> None:
     with pytest.raises(RefusedError):
         filled.get("d/a", max_bytes=3)
-
-
-# --- the login
 
 
 # --- URLs and ids

@@ -392,9 +392,6 @@ def test_more_than_was_expected(filled: GoogleDriveBackend) -> None:
         filled.get("d/a", max_bytes=3)
 
 
-# --- the login
-
-
 # --- URLs and ids
 
 
