@@ -21,7 +21,7 @@ from metasync.workspace import Workspace
 
 WRITE = os.environ.get("METASYNC_TRANSCRIPTS") == "write"
 FILES = sorted(FOLDER.glob("*.txt"))
-EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 7}  # 130 needs a signal: see test_cli
+EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 7}  # 130 needs a signal: see test_exit_codes
 
 
 @pytest.mark.few(8)

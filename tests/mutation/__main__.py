@@ -53,6 +53,7 @@ _WHOLE: Final = (
     "maintenance",
     "moving",
     "commands/test_cli.py",
+    "commands/test_exit_codes.py",
 )
 ROOMS: Final = {
     "merge": Room(("metasync.merge",), ("merge", "sync", "history", "workspace", "attacks")),
@@ -97,7 +98,7 @@ ROOMS: Final = {
     ),
     "lost": Room(
         ("metasync.maintenance.repair.lost_paths", "metasync.session.left_out"),
-        ("maintenance", "session/test_who_left_out.py", "attacks/test_left_out.py", "commands/test_cli.py"),
+        ("maintenance", "session/test_who_left_out.py", "attacks/test_left_out.py", "commands/test_exit_codes.py"),
     ),
     "key_copies": Room(("metasync.members.key_copies",), ("members", "maintenance", "moving")),
     "mending": Room(

@@ -1,39 +1,24 @@
-"""Space on the backends: known before packs go out, kept in mind, respected, and shown."""
+"""Space on the backends: what fits, and what whole workspaces do where it does not."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from content_kit import IDS, FakeBackend, blob, noise, pack_all, pack_format, run
-from workspace_kit import PASSPHRASE, Lab, tree_of, write
+from content_kit import IDS
+from workspace_kit import Lab, tree_of, write
 
-from metasync.backends.api import Space
-from metasync.config import DEFAULT_CAPACITY
-from metasync.errors import FullError, UsageError
+from metasync.errors import FullError
 from metasync.events import Event, Notice
 from metasync.local.state_keys import SPACE_KEY, STORED, StoredNote
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Gather, Now, Op
 from metasync.session import space
-from metasync.session.open_backend import NewBackend
 from metasync.store.index import PackRecord
-from metasync.store.packs import SealedPack
 from metasync.store.placement import Placement, Target
 from metasync.testing.quota import Quota
-from metasync.transfer.copies import (
-    MARGIN_BYTES,
-    NEARLY_FULL_BYTES,
-    TREES_BYTES_MAX,
-    Place,
-    Room,
-    Transfer,
-    is_nearly_full,
-    placed_bytes,
-)
+from metasync.transfer.copies import MARGIN_BYTES, NEARLY_FULL_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.workspace import Workspace
 
 MIB = 1 << 20
@@ -108,197 +93,6 @@ def test_placed_bytes_are_those_of_each_pack_s_own_places() -> None:
     assert placed_bytes(packs, placement) == slow
     assert sum(slow.values()) == 2 * sum(p.size for p in packs)
     assert placed_bytes([], placement) == dict.fromkeys(slow, 0)
-
-
-# --- packs on their way
-
-
-FORM = pack_format(segment_bytes=16 << 10, pack_bytes=4 << 20)
-
-
-class Telling(FakeBackend):
-    """A backend that tells its space when asked, and has a ballast that can be deleted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tells: Space | None = None
-        self.ballast = True
-
-    def do(self, op: Op) -> Any:
-        if op.kind == "space":
-            self.calls.append(op)
-            return self.tells
-        if op.kind == "delete":
-            self.calls.append(op)
-            assert op.path == "ballast"
-            self.ballast = False
-            return None
-        return super().do(op)
-
-    def kinds(self) -> list[str]:
-        return [op.kind for op in self.calls]
-
-
-class World:
-    """Four backends for two copies of a pack of blobs, or of trees."""
-
-    def __init__(self) -> None:
-        placement = Placement([Target(n.encode() * 16, 1 << 40) for n in "abcd"], copies=2)
-        places = {n.encode() * 16: Place(n, n.encode() * 16, (n.encode() * 16,)) for n in "abcd"}
-        self.backends = {n: Telling() for n in "abcd"}
-        self.t = Transfer(placement, places, FORM, IDS.of)
-
-    def order(self, pack: SealedPack) -> list[str]:
-        return [p.name for p in self.t.order(pack.name)]
-
-    def upload(self, pack: SealedPack) -> tuple[str, ...]:
-        holders: tuple[str, ...] = run(self.t.upload(pack, 0), self.backends).holders
-        return holders
-
-
-def data_pack(seed: int = 0, size: int = 50_000) -> SealedPack:
-    (pack,) = pack_all([blob(noise(size, seed))], FORM)
-    return pack
-
-
-def tree_pack(size: int = 100) -> SealedPack:
-    data = noise(size, 3)
-    (pack,) = pack_all([(ObjectKind.DIR, IDS.of(ObjectKind.DIR, data), data)], FORM)
-    return pack
-
-
-def test_a_backend_without_room_is_passed_over_without_a_request() -> None:
-    w, pack = World(), data_pack()
-    first, second, third, _ = w.order(pack)
-    w.t.room.told(first, MARGIN_BYTES + len(pack.data) - 1)
-    assert w.upload(pack) == (second, third)
-    assert w.backends[first].kinds() == []
-    assert isinstance(w.t.down[first], FullError)
-    assert not w.t.away(w.t.places[first.encode() * 16]), "it still serves reads"
-
-
-def test_a_pack_that_just_fits_goes_there() -> None:
-    w, pack = World(), data_pack()
-    first, second, *_ = w.order(pack)
-    w.t.room.told(first, MARGIN_BYTES + len(pack.data))
-    w.t.room.left[second] = len(pack.data)
-    assert w.upload(pack) == (first, second)
-    assert w.t.down == {}
-    assert (w.t.room.of(first), w.t.room.of(second)) == (0, 0)
-
-
-def test_uploads_side_by_side_count_each_other() -> None:
-    w = World()
-    packs = [p for p in (data_pack(i) for i in range(60)) if w.order(p)[0] == "a"][:2]
-    assert len(packs) == 2
-    w.t.room.told("a", MARGIN_BYTES + len(packs[0].data) + 10)
-    puts: list[Op] = []
-    for pack in packs:  # neither has an answer yet
-        gather = next(w.t.upload(pack, 0))
-        assert isinstance(gather, Gather)
-        puts += [op for op in (_first(branch) for branch in gather.branches.values()) if op is not None]
-    assert sorted(op.backend for op in puts).count("a") == 1
-    assert isinstance(w.t.down["a"], FullError)
-
-
-def _first(branch: Generator[Any, Any, Any]) -> Op | None:
-    try:
-        op = next(branch)
-        while isinstance(op, Now):  # when it was begun: what it takes teaches the estimates
-            op = branch.send(0.0)
-    except StopIteration:
-        return None
-    assert isinstance(op, Op)
-    return op
-
-
-@pytest.mark.parametrize("freed", [True, False])
-def test_old_news_of_little_space_is_asked_for_anew(freed: bool) -> None:
-    w, pack = World(), data_pack()
-    first, second, third, _ = w.order(pack)
-    w.t.room.free[first] = MARGIN_BYTES
-    w.t.room.stale.add(first)
-    w.backends[first].tells = Space(GIB if freed else MARGIN_BYTES + 5, None)
-    assert w.upload(pack) == ((first, second) if freed else (second, third))
-    assert w.backends[first].kinds() == (["space", "put"] if freed else ["space"])
-
-
-def test_old_news_of_enough_space_does() -> None:
-    w, pack = World(), data_pack()
-    first, second, *_ = w.order(pack)
-    w.t.room.free[first] = GIB
-    w.t.room.stale.add(first)
-    assert w.upload(pack) == (first, second)
-    assert w.backends[first].kinds() == ["put"]
-
-
-def test_trees_alone_go_where_data_may_not() -> None:
-    w, pack = World(), tree_pack()
-    order = w.order(pack)
-    for n in order:
-        w.t.room.told(n, 0)
-    assert w.upload(pack) == tuple(order[:2])
-    assert w.t.down == {}
-    assert all(b.ballast for b in w.backends.values())
-
-
-def test_trees_alone_take_the_reserve_only_where_copies_would_be_missing() -> None:
-    w, pack = World(), tree_pack()
-    first, second, third, fourth = w.order(pack)
-    w.backends[first].full = FullError("no space")
-    assert w.upload(pack) == (second, third), "elsewhere first"
-    assert w.backends[first].ballast
-    w = World()
-    real = Telling.do
-
-    def frees(self: Telling, op: Op) -> Any:
-        out = real(self, op)
-        if op.kind == "delete":
-            self.full = None
-        return out
-
-    for n in (first, second, third):
-        w.backends[n].full = FullError("no space")
-        w.backends[n].do = frees.__get__(w.backends[n])  # type: ignore[method-assign]
-    assert w.upload(pack) == (fourth, first)
-    assert [n for n in "abcd" if not w.backends[n].ballast] == [first]
-
-
-def test_a_holder_that_another_pack_finds_full_meanwhile_is_not_counted_twice() -> None:
-    w, pack = World(), tree_pack()
-    first, *others = w.order(pack)
-    for n in others:
-        w.backends[n].full = FullError("no space")
-    real = w.backends[first].do
-
-    def took_it(op: Op) -> Any:
-        out = real(op)
-        w.t.down[first] = FullError("another pack, at the same time")
-        return out
-
-    w.backends[first].do = took_it  # type: ignore[method-assign]
-    assert w.upload(pack) == (first,)
-    assert w.backends[first].kinds() == ["put"]
-
-
-def test_data_never_takes_the_reserve() -> None:
-    w = World()
-    for b in w.backends.values():
-        b.full = FullError("no space")
-    with pytest.raises(FullError, match="every backend is full: none has room for a pack of"):
-        w.upload(data_pack(size=100))
-    assert all(b.ballast for b in w.backends.values())
-
-
-def test_large_trees_are_data() -> None:
-    w = World()
-    for b in w.backends.values():
-        b.full = FullError("no space")
-    data = noise(TREES_BYTES_MAX, 1)
-    (pack,) = pack_all([(ObjectKind.DIR, IDS.of(ObjectKind.DIR, data), data)], FORM)
-    with pytest.raises(FullError):
-        w.upload(pack)
-    assert all(b.ballast for b in w.backends.values())
 
 
 # --- whole workspaces
@@ -599,103 +393,3 @@ def test_a_dry_run_says_where_it_may_not_fit(lab: Lab) -> None:
     asked(lab)
     assert w.push(dry_run=True).tight == ()
     assert sum(asked(lab).values()) == 0, "nothing to store"
-
-
-# --- capacities by what is free
-
-
-def newcomer(name: str) -> NewBackend:
-    return NewBackend(name, "file", DEFAULT_CAPACITY, "log", bytes(32), True)
-
-
-def weighed(
-    given: dict[str, int | None], free: dict[str, int | None], by_space: bool | None = None
-) -> tuple[dict[str, int | None], str]:
-    new = [newcomer(n) if size is None else replace(newcomer(n), capacity_bytes=size) for n, size in given.items()]
-    got, why = space.weighed(new, {n: Space(f, None) for n, f in free.items()}, by_space)
-    return {b.name: b.weight for b in got}, why
-
-
-@pytest.mark.parametrize(
-    ("given", "free", "weights", "why"),
-    [
-        (
-            {"a": 15 * GIB, "b": None, "c": None},
-            {},
-            dict.fromkeys("abc", DEFAULT_CAPACITY),
-            "equal, for not",
-        ),
-        ({"a": 15 * GIB, "b": 5 * GIB}, {"a": GIB, "b": GIB}, {"a": None, "b": None}, "by capacity"),
-        ({"a": None, "b": None}, {"a": 10 * GIB, "b": 20 * GIB}, {"a": 9 * GIB, "b": 18 * GIB}, "by free space"),
-        ({"a": None, "b": None}, {"a": 100 * GIB, "b": 101 * GIB}, dict.fromkeys("ab", DEFAULT_CAPACITY), "equal"),
-        ({"a": None, "b": None}, {"a": 10 * GIB, "b": None}, dict.fromkeys("ab", DEFAULT_CAPACITY), "equal"),
-        ({"a": GIB, "b": None}, {"a": 100 * GIB, "b": 10 * GIB}, {"a": GIB, "b": 9 * GIB}, "by free space"),
-        ({"a": 50 * GIB, "b": None}, {"b": 10 * GIB}, {"a": 50 * GIB, "b": 9 * GIB}, "by free space"),
-    ],
-)
-def test_shares_follow_the_space_where_all_tell_else_they_are_equal(
-    given: dict[str, int | None], free: dict[str, int | None], weights: dict[str, int | None], why: str
-) -> None:
-    got, reason = weighed(given, free)
-    assert got == weights
-    assert reason.startswith(why)
-
-
-def test_space_is_taken_or_left_as_the_user_says() -> None:
-    nobody: dict[str, int | None] = {"a": None, "b": None}
-    assert weighed(nobody, {"a": GIB, "b": GIB}, by_space=True)[1] == "by free space"
-    assert weighed(nobody, {"a": GIB, "b": 50 * GIB}, by_space=False)[1] == "equal"
-    with pytest.raises(UsageError, match=r"b: how much is free there") as e:
-        weighed(nobody, {"a": GIB}, by_space=True)
-    assert "capacity=" in e.value.next_step
-
-
-def test_one_capacity_beside_others_without_does_not_starve_it(lab: Lab) -> None:
-    """The others counted as 1 TiB each: a backend with 15 GiB got 2 % of the data."""
-    told: list[str] = []
-    w = lab.init(
-        [lab.url("a", capacity="15GiB"), lab.url("b"), lab.url("c")],
-        on_event=lambda e: told.append(e.text) if isinstance(e, Notice) else None,
-    )
-    states = {b.name: b for b in w.backends()}
-    assert [states[n].share for n in "abc"] == [0.6667] * 3
-    assert [states[n].limit_bytes for n in "abc"] == [15 * GIB, None, None]
-    assert told == ["of all data each backend gets: a 67%, b 67%, c 67% (equal, for not all have a capacity)"]
-
-
-def test_a_backend_added_with_a_capacity_gets_its_share_among_equal_ones(lab: Lab) -> None:
-    w = lab.init(lab.urls("a", "b", "c"))
-    told: list[str] = []
-    w.on_event = lambda e: told.append(e.text) if isinstance(e, Notice) else None
-    w.backend_add(lab.url("d", capacity="15GiB"))
-    assert told[0] == "of all data each backend gets: a 50%, b 50%, c 50%, d 50%"
-    states = {b.name: b for b in w.backends()}
-    assert (states["d"].share, states["d"].limit_bytes) == (0.5, 15 * GIB)
-    for name in "ab":
-        w.backend_set(name, capacity_bytes=5 * GIB)
-        assert {b.share for b in w.backends()} == {0.5}
-    w.backend_set("c", capacity_bytes=5 * GIB)
-    weights = {b.name: (b.capacity_bytes, b.limit_bytes) for b in w.backends()}
-    assert weights == {**dict.fromkeys("abc", (5 * GIB, 5 * GIB)), "d": (15 * GIB, 15 * GIB)}, "now all have one"
-
-
-def test_a_backend_without_a_capacity_among_weighted_ones(lab: Lab) -> None:
-    """Its space where it tells, else their mean; it has no limit by that."""
-    w = lab.init([lab.url("a", capacity="2GiB"), lab.url("b", capacity="4GiB")])
-    lab.quotas["c"] = Quota(10 * GIB)
-    lab.quotas["d"] = Quota(10 * GIB)
-    lab.silent.add("d")
-    w.backend_add(lab.url("c"))
-    w.backend_add(lab.url("d"), passphrase=PASSPHRASE)
-    states = {b.name: b for b in w.backends()}
-    assert (states["c"].capacity_bytes, states["c"].limit_bytes) == (9 * GIB, None)
-    assert (states["d"].capacity_bytes, states["d"].limit_bytes) == (5 * GIB, None)
-
-
-def test_a_workspace_by_space(lab: Lab) -> None:
-    urls = lab.urls("a", "b", "c")
-    w = lab.init([*urls[:2], urls[2] + "&capacity=1GiB"], by_space=True)
-    states = {b.name: b for b in w.backends()}
-    assert (states["c"].capacity_bytes, states["c"].limit_bytes) == (GIB, GIB)
-    assert all(b.capacity_bytes != DEFAULT_CAPACITY and b.capacity_bytes % MIB == 0 for b in states.values())
-    assert (states["a"].limit_bytes, states["b"].limit_bytes) == (None, None), "others may make room there"
