@@ -108,7 +108,10 @@ def summary_of_new(tree: Mapping[bytes, Entry]) -> Changes:
 def summary(
     paths: Iterable[bytes], before: Callable[[bytes], Entry | None], after: Callable[[bytes], Entry | None]
 ) -> Changes:
-    """Changes for people, of what was and is at these paths. Directories only where nothing inside them is named."""
+    """Changes for people, of what was and is at these paths. Directories only where nothing inside them is named.
+
+    A file that became a directory, or the other way round, counts as modified.
+    """
     added: list[bytes] = []
     modified: list[bytes] = []
     deleted: list[bytes] = []
@@ -119,7 +122,7 @@ def summary(
         if a == b:
             continue
         (added if a is None else deleted if b is None else modified).append(path)
-        if any(e is not None and e.kind is Kind.DIR for e in (a, b)):
+        if all(e is None or e.kind is Kind.DIR for e in (a, b)):
             dirs.add(path)
         while b"/" in path:
             path = path.rpartition(b"/")[0]

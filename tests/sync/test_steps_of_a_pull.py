@@ -283,6 +283,14 @@ def test_a_directory_is_told_where_nothing_in_it_is() -> None:
     large.close()
 
 
+def test_a_file_that_became_a_directory_is_told_and_so_is_the_other_way_round() -> None:
+    file, full = {b"d": FILE}, {b"d": DIR, b"d/x": FILE}
+    became = summary([b"d", b"d/x"], file.get, full.get)
+    assert (became.added, became.modified, became.deleted) == ((b"d/x",), (b"d",), ())
+    back = summary([b"d", b"d/x"], full.get, file.get)
+    assert (back.added, back.modified, back.deleted) == ((), (b"d",), (b"d/x",))
+
+
 # ---- a first checkout
 
 
