@@ -32,8 +32,8 @@ from metasync.errors import CancelledError, MetaSyncError, PausedError, Workspac
 from metasync.local import settings as preferences
 from metasync.local.lock import GiveWay, PutOff
 from metasync.local.settings import Settings
-from metasync.local.state import LocalDb
-from metasync.local.state_keys import CONFLICTS, NAME_KEY
+from metasync.local.state import LocalDb, State
+from metasync.local.state_keys import CONFLICTS, MISSING, NAME_KEY
 from metasync.reports.service import AWAY, COPIES, Doing, Problem, WorkspaceState
 from metasync.reports.sync import PullReport, PushReport
 from metasync.runtime.tasks import boottime
@@ -111,6 +111,7 @@ class Keeper:
         self._hour = LastHour(wall)
         self._allowed: set[str] = set()  # what the user has allowed past a guard
         self._has_pulled = False  # something, since the folder was last looked at: the watcher tells of that too
+        self._sought: set[bytes] = set()  # paths that were missing here when a pull was last asked to bring them
         self._is_patient = False  # whether a push waits for the ends of files that grow
         self._stops = False
         self._workspace: Workspace | None = None
@@ -492,7 +493,15 @@ class Keeper:
             self._account.update(version=report.version, pushed_s=self._wall())
             self.published()
         self._changes.follow_rules(workspace._db)
+        self._seek(workspace._db)
         self._account.conflicts(workspace._db.records(CONFLICTS))
+
+    def _seek(self, db: State) -> None:
+        """Has a pull bring what a push found missing here, though nobody deleted it: once, for it may not come."""
+        missing = {path for path, why in db.unplaced().items() if why == MISSING}
+        if missing - self._sought:
+            self.hint()
+        self._sought = missing
 
     def _failed(self, verb: told.Verb, error: Exception) -> None:
         now = self._clock()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from keeper_kit import Stage, version
-from workspace_kit import write
+from workspace_kit import tree_of, write
 
 from metasync.workspace import Workspace
 
@@ -105,3 +105,24 @@ def test_a_name_that_may_be_of_either_kind_is_dirty_unless_both_are_ignored(w: W
     assert len(changes) == 0
     changes.name(b"", b"deep", None)
     assert len(changes) == 1
+
+
+def test_what_went_while_it_was_ignored_is_brought_when_rules_let_it_in_again(
+    w: Workspace, stage: Stage, other: Workspace
+) -> None:
+    """It was missing in a folder "in step" until another device pushed something."""
+    write(w.directory, {".metasyncignore": b"/x/\n"})
+    stage.settle()
+    other.pull()
+    (w.directory / "x/1").unlink()
+    stage.settle()
+    assert not (w.directory / "x/1").exists()
+    (other.directory / ".metasyncignore").unlink()
+    other.push()
+    stage.keeper.hint()
+    stage.settle()
+    stage.go_on(60.0)
+    assert tree_of(w.directory) == tree_of(other.directory)
+    turns = stage.turns
+    stage.go_on(600.0)
+    assert stage.turns - turns < 100
