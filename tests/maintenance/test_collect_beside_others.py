@@ -1,30 +1,25 @@
-"""`gc` beside others, and where something is away, full or damaged: what is needed stays, whoever does what."""
+"""`gc` beside pushes, repairs, readers and other collections: what is needed stays, whoever does what."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from attack_kit import Insider, insider
-from collect_kit import LAST, STORES, all_is_there, break_off, meanwhile, named, noise, nothing_else_is_there, packs
+from collect_kit import LAST, STORES, all_is_there, break_off, meanwhile, named, noise, nothing_else_is_there
 from workspace_kit import PASSPHRASE, Lab, write
 
-from metasync.codec import u64
-from metasync.consensus import JOURNAL_KEY, NOTHING, Change, Decided, State
-from metasync.errors import DamagedError, FullError, UsageError, WorkspaceError
+from metasync.consensus import JOURNAL_KEY, Change
+from metasync.errors import UsageError, WorkspaceError
 from metasync.maintenance import collect, sweep
-from metasync.objects.model import VERSION_TAG, ObjectKind, Snapshot, encode_snapshot
+from metasync.objects.model import ObjectKind
 from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.store import collection, retention
 from metasync.store.pack_format import decode_header
 from metasync.sync import push
-from metasync.testing.quota import Quota
 from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
-
-# ---- others at the same time
 
 
 @pytest.mark.long
@@ -413,251 +408,3 @@ def test_a_device_that_slept_over_it_loses_nothing(six: Workspace, two: Workspac
     all_is_there(two)
     six.pull()
     assert {p.name: p.read_bytes() for p in six.directory.iterdir() if p.is_file()} == there
-
-
-# ---- what is away, full, damaged
-
-
-def test_a_backend_that_is_away_gives_its_space_when_it_is_back(six: Workspace, lab: Lab) -> None:
-    lab.hurry(proposing=True)
-    w = lab.reopen(six)
-    lab.faults["c"].down = True
-    report = w.gc(LAST)
-    assert set(report.away) == {"c"}
-    assert "not all may be gone on c" in report.notes[-1]
-    lab.faults["c"].down = False
-    lab.hurry(30.0, proposing=True)  # all answer again, however busy the machine is
-    w = lab.reopen(w)
-    assert {f.backend for f in w.gc().freed} == {"c"}
-    nothing_else_is_there(w, lab)
-
-
-def test_without_room_to_pack_anew_what_is_free_to_go_goes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    w = lab.init(lab.urls(*STORES))
-    write(w.directory, {"whole": noise(500, 200_000)})
-    w.push()
-    write(w.directory, {f"f{n}": noise(n) for n in range(20)})
-    (w.directory / "whole").unlink()
-    w.push()
-    for n in range(1, 20):
-        (w.directory / f"f{n}").unlink()
-    w.push(force=True)
-    real, tried = Upload.add, []
-
-    def full(self: Upload, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        tried.append(1)
-        raise FullError("a: no room for a pack of 20 KB")
-
-    monkeypatch.setattr(Upload, "add", full)
-    report = w.gc(LAST)
-    assert tried
-    assert sum(f.bytes for f in report.freed) > 2 * 200_000
-    assert "could not be packed anew: a: no room" in report.notes[0]
-    all_is_there_but_unused(w)
-    monkeypatch.setattr(Upload, "add", real)
-    assert w.gc(LAST).packed_anew
-    all_is_there(w)
-    nothing_else_is_there(w, lab)
-
-
-def test_two_fences_of_one_run_are_two_changes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was free to go made room, so the rest is packed anew: who asks for the first must not be told the second."""
-    w = lab.init(lab.urls(*STORES))
-    write(w.directory, {"whole": noise(500, 200_000)})
-    w.push()
-    write(w.directory, {f"f{n}": noise(n) for n in range(20)})
-    (w.directory / "whole").unlink()
-    w.push()
-    for n in range(1, 20):
-        (w.directory / f"f{n}").unlink()
-    w.push(force=True)
-    real, fences, propose = Upload.add, list[bytes](), agreement.propose
-
-    def full(self: Upload, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        if not fences:
-            raise FullError("a: no room for a pack of 20 KB")
-        real(self, kind, object_id, data)
-
-    def proposing(s: Session, base: State, change: Change) -> Decided:
-        if change.index is not None:
-            fences.append(change.op_id)
-        return propose(s, base, change)
-
-    monkeypatch.setattr(Upload, "add", full)
-    monkeypatch.setattr(agreement, "propose", proposing)
-    assert w.gc(LAST).packed_anew
-    assert len(fences) == len({*fences}) == 2
-    all_is_there(w)
-
-
-def all_is_there_but_unused(w: Workspace) -> None:
-    report = w.check(read_data=True)
-    assert not report.problems
-    w.restore("latest", to=w.directory.parent / "all")
-
-
-def test_packs_with_too_few_copies_replace_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for one copy of what is packed anew, where two are promised: the old packs, which have two, stay."""
-    w = lab.init(lab.urls("a", "b"))
-    write(w.directory, {f"f{n}": noise(n, 100_000) for n in range(20)})
-    w.push()
-    for n in range(8, 20):
-        (w.directory / f"f{n}").unlink()
-    w.push(force=True)
-    w.close()
-    lab.quotas["b"] = Quota(sum(p.stat().st_size for p in lab.store("b").rglob("*") if p.is_file()) + 1_000)
-    lab.faults.pop("b")
-    again = lab.keep(Workspace.open(w.directory))
-    report = again.gc(LAST)
-    assert "too few backends have room" in " ".join(report.notes) or "could not be packed anew" in " ".join(
-        report.notes
-    )
-    for name in ("a", "b"):
-        assert {k.split("/", 1)[1] for k in packs(lab, name)} >= {f"{g}/{n.hex()}" for g, n in named(again)}
-
-
-def test_a_version_that_cannot_be_read_stops_it(six: Workspace, lab: Lab) -> None:
-    """What it needs is not known: nothing goes, until it is given up."""
-    with insider(six) as m:
-        m.commit(b"\5" * 32)
-    before = packs(lab)
-    six = lab.reopen(six)
-    with pytest.raises(DamagedError):
-        six.gc(retention.parse("last=2"))
-    assert packs(lab).items() >= before.items()
-
-
-def test_a_version_that_needs_contents_that_never_were_stops_nothing(six: Workspace, lab: Lab) -> None:
-    """An insider names contents that nobody has: what goes is read first, and goes."""
-    with insider(six) as m:
-        m.commit(m.tree({b"hole": m.file(b"here")._replace(content=b"\6" * 32)}))
-    report = six.gc(LAST)
-    assert report.missing == 1
-    assert "1 object that a version needs is in no pack" in report.notes[0]
-    nothing_else_is_there(six, lab)
-
-
-def test_an_index_that_lacks_what_is_kept_is_not_swept_by(six: Workspace, two: Workspace, lab: Lab) -> None:
-    """An insider has a version agreed that fences all and names nothing: honest collectors do not finish that."""
-    with six._work.begun("test") as s:
-        state = agreement.newest(s).state
-        for change in (Change(s.entropy(16), gen=1), Change(s.entropy(16), index=NOTHING, min_gen=1)):
-            state = agreement.propose(s, state, change).state
-        s.db.set(JOURNAL_KEY, None)
-    before = packs(lab)
-    for policy in (LAST, None):
-        with pytest.raises(DamagedError):
-            two.gc(policy)
-    assert packs(lab) == before
-
-
-def tell(w: Workspace, number: int | None = None, after: bytes | None = None, made_up: bytes = b"") -> int:
-    """An insider has a version agreed that says so of itself, and an honest device pushes on it. -> its number.
-
-    `after`: the snapshot that it says comes before, b"" for none; `made_up`: one that it forges as version 5, with this
-    one before it.
-    """
-
-    def said(m: Insider, root: bytes, parent: bytes, v: int) -> bytes:
-        parents = (parent,) if parent else ()
-        return encode_snapshot(Snapshot(root, parents, m.s.device.device_id, 0, "", ((VERSION_TAG, u64(v)),)))
-
-    with insider(w) as m:
-        root, state = m.tree({b"x": m.file(b"x")}), m.base.state
-        before = state.master if after is None else after
-        if made_up:
-            before = m.put(ObjectKind.SNAPSHOT, said(m, root, made_up, 5))
-        told = m.commit(root, snapshot=said(m, root, before, state.v + 1 if number is None else number))
-    write(w.directory, {"y": b"y"})
-    w.pull()
-    w.push()
-    return told
-
-
-def reads(w: Workspace, versions: Iterable[int]) -> None:
-    """Each version that six_versions made has its tree whole, and the others are gone by agreement."""
-    for n in range(1, 7):
-        if n in versions:
-            assert w.read("f", str(n)) == noise(100 + n) and w.read("stays", str(n)) == noise(0)
-        else:
-            with pytest.raises(UsageError, match="no longer kept"):
-                w.read("f", str(n))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("number", [0, 2, 6, 99])
-def test_a_device_that_lies_about_its_version_has_no_other_dropped(six: Workspace, lab: Lab, number: int) -> None:
-    """An insider's snapshot says that it is version 2: by its word versions 3 to 6 would stand in one gap with it, and
-    no policy could be gone by any more. By the chain of states it is what it was agreed as."""
-    told = tell(six, number)
-    six.gc(retention.parse("last=4"))
-    reads(six, [5, 6])
-    assert six.read("x", str(told)) == b"x"
-    six.gc(retention.parse("last=2"))
-    reads(six, [])
-    assert six.read("x", str(told)) == b"x"
-    six.gc(LAST)
-    nothing_else_is_there(six, lab)
-
-
-LED = pytest.mark.parametrize("how", ["no parent", "an older parent", "an older number", "a made-up parent"])
-
-
-def lead_past(w: Workspace, how: str) -> int:
-    """... which says that another version is before it than was, none, or that it stands at a gap."""
-    third = next(one for one in w.log() if one.version == 3).snapshot
-    if how == "an older number":
-        return tell(w, number=3)
-    if how == "a made-up parent":
-        return tell(w, made_up=third)
-    return tell(w, after=b"" if how == "no parent" else third)
-
-
-@pytest.mark.few(1)
-@LED
-def test_a_device_that_leads_past_versions_has_none_dropped(six: Workspace, lab: Lab, how: str) -> None:
-    """What no snapshot leads to any more is kept, as long as nobody drops it: the chain of states has it."""
-    six.gc(retention.parse("last=4"))  # 3 to 6
-    six.tag("5", "draft")
-    told = lead_past(six, how)
-    for _ in range(2):
-        six.gc()
-        reads(six, [3, 4, 5, 6])
-        assert six.read("x", str(told)) == b"x"
-    six.gc(retention.parse("last=3"))
-    reads(six, [5, 6])
-    six.untag(["draft"])
-    six.gc(retention.parse("last=3"))
-    reads(six, [6])
-    assert six.check(read_data=True).lost == ()
-    six.gc(LAST)
-    nothing_else_is_there(six, lab)
-
-
-@pytest.mark.few(1)
-@LED
-def test_so_it_is_while_a_collection_follows_pushes(
-    six: Workspace, two: Workspace, lab: Lab, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The insider pushes while the collector is between its look and its fence."""
-    once, stored = [lead_past], collect._Collection._index
-
-    def late(self: Any, found: Any) -> Any:
-        refs = stored(self, found)
-        if once:
-            once.pop()(two, how)
-        return refs
-
-    two.sync()
-    monkeypatch.setattr(collect._Collection, "_index", late)
-    six.gc(retention.parse("last=4"))
-    assert not once
-    reads(lab.reopen(six), [n for n in range(1, 7) if not _is_dropped(two, n)])
-    for n in (5, 6):
-        assert not _is_dropped(two, n)
-
-
-def _is_dropped(w: Workspace, version: int) -> bool:
-    w.pull()
-    with w._session("test") as s:
-        return s.indexes.retained(agreement.newest(s).state).has_dropped(version)

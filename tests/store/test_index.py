@@ -1,10 +1,6 @@
-"""`metasync.store.index`: finds what packs hold, forgets what was dropped, and costs a push what the push is worth."""
+"""`metasync.store.index`: its bytes, what decoders refuse, and what it finds."""
 
 from __future__ import annotations
-
-import random
-import tracemalloc
-from statistics import median
 
 import pytest
 import zstandard
@@ -12,25 +8,15 @@ from content_kit import blob, digest, noise, pack_all, pack_format, refuses
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from index_kit import HEADER, pack, packed, packs_lists, plain, stone, stones
 
 from metasync.codec import u32
 from metasync.errors import FormatError, UpgradeError
-from metasync.local import spill
-from metasync.local.spill import Spool, Spooled
 from metasync.objects.model import ObjectKind
-from metasync.session.write_index import (
-    LARGE_SEGMENTS_MAX,
-    MERGED_BYTES_MAX,
-    MERGED_TIER_MAX,
-    TIER_SEGMENTS_MAX,
-    crowded,
-    merge,
-)
-from metasync.store import index, listed_packs
+from metasync.session.write_index import MERGED_BYTES_MAX, merge
+from metasync.store import index
 from metasync.store import pack_format as packfile
 from metasync.store.index import (
-    TIER_BYTES_BASE,
-    TIER_FACTOR,
     Index,
     IndexRoot,
     IndexSegment,
@@ -47,26 +33,8 @@ from metasync.store.index import (
     pack_objects,
     segments_of,
 )
-from metasync.store.pack_format import HEADER_BYTES, Header, Located, Packs, Segment
+from metasync.store.pack_format import Header, Located, Packs, Segment
 from metasync.store.packs import read_footer
-
-HEADER = packfile.encode_header(Header(0, 1, digest(0)))
-
-
-def pack(n: int, objects: int = 3, generation: int = 1) -> tuple[PackRecord, list[Located]]:
-    """A pack of `objects` blobs whose ids depend on n."""
-    segment = Segment(100 * objects, 200 * objects, digest(n))
-    record = PackRecord(digest(-n - 1), generation, HEADER_BYTES + 100 * objects + 50, HEADER, (segment,))
-    return record, [Located(ObjectKind.BLOB, digest(n * 10_000 + i), 0, i * 10, 10) for i in range(objects)]
-
-
-def stone(record: PackRecord) -> tuple[int, bytes]:
-    return record.generation, record.name
-
-
-records = st.integers(0, 30).map(lambda n: pack(n, n % 5))
-packs_lists = st.lists(records, max_size=6, unique_by=lambda p: p[0].name)
-stones = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9).map(digest)), max_size=4)
 
 
 @given(packs_lists, stones)
@@ -133,14 +101,6 @@ def test_all_fields_of_a_pack_survive():
 
 
 # --- what decoders refuse
-
-
-def packed(plain: bytes) -> bytes:
-    return b"\1" + zstandard.ZstdCompressor().compress(plain)
-
-
-def plain(s: IndexSegment) -> bytes:
-    return zstandard.ZstdDecompressor().decompress(encode_segment(s)[1:])
 
 
 def decode_plain(data: bytes) -> IndexSegment:
@@ -359,143 +319,6 @@ def test_an_index_is_rebuilt_from_packs_alone():
     assert decode_segment(encode_segment(original)).packs == rebuilt.packs
 
 
-# --- tiers
-
-
-def item(size: int, n: int = 0) -> RootItem:
-    return RootItem(Ref(0, digest(n)), size, 0, 0)
-
-
-def test_tiers_by_size():
-    sizes = [0, 1, TIER_BYTES_BASE, TIER_BYTES_BASE + 1, TIER_BYTES_BASE * TIER_FACTOR, TIER_BYTES_BASE * 64 + 1]
-    assert [item(s).tier for s in sizes] == [0, 0, 0, 1, 1, 3]
-
-
-def items(size: int, count: int) -> list[RootItem]:
-    return [item(size, size + i) for i in range(count)]
-
-
-def test_small_segments_are_merged_before_large_ones():
-    small, large = items(100, 9), items(10_000, LARGE_SEGMENTS_MAX + 1)
-    assert crowded(IndexRoot(tuple(small[1:] + large[1:]))) == ()
-    assert crowded(IndexRoot(tuple(large + small))) == tuple(small)
-    assert crowded(IndexRoot(tuple(large + small[1:]))) == tuple(large)
-
-
-def test_where_an_object_is_stored_anyway_small_segments_are_merged_once_that_makes_a_large_one():
-    """Else that object has them in it, and the next ones too; what is merged and small still would be merged again."""
-    few = [item(TIER_BYTES_BASE // 2, 1), item(TIER_BYTES_BASE // 2, 2)]
-    assert crowded(IndexRoot(tuple(few)), stores=True) == ()
-    more = (*few, item(1, 3))
-    assert crowded(IndexRoot(more), stores=True) == more
-    assert crowded(IndexRoot(more)) == (), "their push rides"
-    assert crowded(IndexRoot((item(TIER_BYTES_BASE, 1), *items(10_000, 8))), stores=True) == (), (
-        "one is nothing to merge"
-    )
-
-
-def test_of_large_segments_the_lowest_tier_with_more_than_its_share_is_merged():
-    third, second, first = items(900_000, 12), items(100_000, 9), items(10_000, 8)
-    assert crowded(IndexRoot(tuple(third + second + first))) == ()
-    fourth = items(5_000_000, 4)
-    assert crowded(IndexRoot(tuple(fourth + third + second + first))) == tuple(second)
-    assert crowded(IndexRoot(tuple(fourth + third + second[:8] + first))) == ()
-    assert crowded(IndexRoot((*fourth, item(5_000_000, 1), *third, *second[:8], *first))) == tuple(third)
-
-
-def test_as_many_large_segments_as_may_be_always_have_a_tier_to_merge():
-    for tier, size in enumerate((10_000, 100_000, 900_000, 8_000_000), 1):
-        assert item(size).tier == tier <= MERGED_TIER_MAX
-    assert LARGE_SEGMENTS_MAX == MERGED_TIER_MAX * TIER_SEGMENTS_MAX, (
-        "beyond it one of the tiers has more than its share"
-    )
-
-
-def test_no_merge_grows_beyond_one_record():
-    full = items(8 << 20, LARGE_SEGMENTS_MAX + 1)
-    assert crowded(IndexRoot(tuple(full))) == tuple(full[:6]), "the oldest"
-    assert sum(i.size for i in full[:6]) == MERGED_BYTES_MAX
-    huge = items((8 << 20) + 1, LARGE_SEGMENTS_MAX + 1)
-    assert crowded(IndexRoot(tuple(huge))) == (), "they stay as they are"
-    small = items(9, 9)
-    assert crowded(IndexRoot((*huge, *small))) == tuple(small)
-    assert MERGED_BYTES_MAX + (MERGED_BYTES_MAX >> 2) < 1 << 26, "sealed records end at 64 MiB"
-
-
-class History:
-    """An index as pushes leave it: segments by hash, and what each push wrote."""
-
-    def __init__(self) -> None:
-        self.root = IndexRoot()
-        self.segments: dict[bytes, IndexSegment] = {}
-        self.serial = 0
-
-    def store(self, s: IndexSegment) -> RootItem:
-        self.serial += 1
-        data = encode_segment(s)
-        name = digest(-1_000_000 - self.serial)
-        self.segments[name] = s
-        return RootItem(Ref(0, name), len(data), len(s), len(s.packs))
-
-    def push(self, s: IndexSegment) -> int:
-        """Adds a segment and merges what is crowded, in one commit; returns the bytes of segments written."""
-        written = self.store(s)
-        self.root = IndexRoot((*self.root.items, written))
-        total = written.size
-        while many := crowded(self.root):
-            final = len(many) == len(self.root.items)
-            merged = self.store(merge([self.segments[i.ref.hash] for i in many], final=final))
-            self.root = IndexRoot((*(i for i in self.root.items if i not in many), merged))
-            total += merged.size
-        return total
-
-    def index(self) -> Index:
-        return Index([self.segments[i.ref.hash] for i in self.root.items])
-
-
-PUSHES = 2_000
-
-
-def test_two_thousand_small_pushes():
-    history = History()
-    written: list[int] = []
-    most_segments = 0
-    for n in range(PUSHES):
-        written.append(history.push(make_segment([pack(n, objects=5)])))
-        tiers = [i.tier for i in history.root.items]
-        assert tiers.count(0) <= TIER_SEGMENTS_MAX
-        assert len(tiers) - tiers.count(0) <= LARGE_SEGMENTS_MAX
-        most_segments = max(most_segments, len(tiers))
-    size = sum(i.size for i in history.root.items)
-    own = [len(encode_segment(make_segment([pack(n, objects=5)]))) for n in range(1, PUSHES, 100)]
-    assert median(written) == pytest.approx(median(own), rel=0.02), "the usual push writes its own segment alone"
-    assert median(written[-200:]) == pytest.approx(median(written[:200]), rel=0.05), "however large the index is"
-    assert sum(written) <= 4 * size
-    assert most_segments <= TIER_SEGMENTS_MAX + LARGE_SEGMENTS_MAX
-    assert len(encode_root(history.root)) < 4096
-    whole = history.index()
-    assert len(whole.packs()) == PUSHES
-    for n in range(0, PUSHES, 97):
-        record, located = pack(n, objects=5)
-        assert whole.find(located[3].id) == [(record, located[3])]
-
-
-def test_pushes_of_all_sizes_with_packs_dropped_on_the_way():
-    history, rng = History(), random.Random(4)
-    alive: dict[tuple[int, bytes], PackRecord] = {}
-    for n in range(400):
-        record, located = pack(n, objects=rng.choice((1, 5, 60, 400)))
-        dropped = [rng.choice(list(alive)) for _ in range(rng.randrange(3)) if len(alive) > 5]
-        history.push(make_segment([(record, located)], dropped))
-        alive[stone(record)] = record
-        for d in dropped:
-            alive.pop(d, None)
-        tiers = [i.tier for i in history.root.items]
-        assert tiers.count(0) <= TIER_SEGMENTS_MAX
-        assert len(tiers) - tiers.count(0) <= LARGE_SEGMENTS_MAX
-    assert history.index().packs() == alive
-
-
 def test_one_pack_has_one_description():
     """An object would be looked for in a segment that its pack does not have."""
     record, located = pack(1)
@@ -508,43 +331,6 @@ def test_one_pack_has_one_description():
         use([segments[0], segments[0]])
         use([segments[0], make_segment([(record._replace(generation=7), located)])])
         use([segments[0], make_segment([(record._replace(tags=((1, b"new"),)), located)])])
-
-
-def test_a_frame_that_repeats_one_pack_costs_no_memory():
-    """A few hundred bytes that unpack to millions: they are refused at the second pack, not after the last."""
-    one = plain(make_segment([pack(1, 0)]))[4:-9]
-    tables = u32(20_000) + one * 20_000 + bytes(9)
-    data = packed(tables)
-    assert len(data) < 2_000
-    tracemalloc.start()
-    with pytest.raises(FormatError, match="packs out of order"):
-        index.decode_segment(data)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2 * len(tables)
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), unique=True, max_size=80), st.booleans())
-@settings(max_examples=examples(60))
-def test_a_large_index_finds_by_tables_what_a_small_one_finds_by_maps(numbers, blobs):
-    """Ids that share their first bytes are told apart, whether they are there or not."""
-    ids = [digest(n)[:8] + bytes([k]) * 24 for n, k in numbers]
-    absent = [digest(n)[:8] + bytes([k]) * 24 for n in range(42) for k in range(4)]
-    kinds = (ObjectKind.BLOB, ObjectKind.DIR)
-    record, _ = pack(1)
-    objects = [Located(kinds[i % 2], object_id, 0, 0, 10) for i, object_id in enumerate(ids)]
-    small = Index([make_segment([(record, objects)])])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "MAP_AFTER", 1 << 30)
-        patch.setattr(index, "MAP_OBJECTS_MAX", -1)
-        large = Index([make_segment([(record, objects)])])
-        for object_id in [*ids, *absent]:
-            assert large.find(object_id) == small.find(object_id)
-        assert large.segments[0]._map is None
-        assert not ids or large.segments[0]._heads is not None
-    for one in (small, large):
-        wanted = [o for o in objects if blobs or o.kind is not ObjectKind.BLOB]
-        assert sorted(one.inside(record, blobs=blobs)) == sorted(wanted)
 
 
 def test_of_several_records_of_a_pack_the_newest_counts():
@@ -573,91 +359,3 @@ def test_a_merge_keeps_tags_of_segments_the_newest_of_one_number():
     parts = [make_segment([pack(n)]) for n in (1, 2)]
     parts[0].tags, parts[1].tags = ((7, b"old"), (8, b"kept")), ((7, b"new"),)
     assert merge(parts, final=True).tags == ((7, b"new"), (8, b"kept"))
-
-
-# --- very many packs
-
-
-def test_a_pack_takes_little_memory_in_an_index_that_is_open():
-    many = 4_000
-    data = [encode_segment(make_segment(pack(n, objects=0) for n in range(i, many, 2))) for i in range(2)]
-    tracemalloc.start()
-    opened = Index([decode_segment(one) for one in data])
-    named = opened.packs()
-    assert sum(p.size for p in named.values()) == many * (HEADER_BYTES + 50)
-    assert len(named) == many
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert held < 200 * many, "140 bytes are what is stored; as a value it is 700"
-
-
-def test_what_several_segments_list_is_one_pack_of_the_index():
-    """Each pack once, with its newest tags and all its objects; what has a tombstone, not at all."""
-    (a, a_objects), (b, b_objects), (c, _) = pack(1), pack(2), pack(3)
-    again = a._replace(tags=((1, b"newer"),))
-    whole = Index(
-        [
-            make_segment([(a, a_objects[:2]), (b, b_objects), (c, [])]),
-            make_segment([(again, a_objects[1:]), (b, b_objects)], [stone(c)]),
-        ]
-    )
-    named = whole.packs()
-    assert len(named) == 2
-    assert sorted(named) == sorted([stone(a), stone(b)])
-    assert sorted(named.values()) == sorted([again, b])
-    assert dict(named) == {stone(a): again, stone(b): b} == named
-    assert named.get(stone(c)) is None
-    assert stone(c) not in named
-    assert (9, a.name) not in named
-    assert "a word" not in named
-    assert sorted(whole.inside(a)) == sorted(a_objects)
-    assert sorted(whole.inside(b)) == sorted(b_objects), "each once"
-    assert whole.inside(pack(9)[0]) == []
-
-
-@pytest.mark.parametrize("other", [{"size": 999}, {"header": b"\1\0" + bytes(36)}, {"segments": ()}])
-def test_a_pack_that_is_listed_in_two_ways_is_refused(other):
-    record, located = pack(1)
-    segments = [make_segment([(record, located)]), make_segment([(record._replace(**other), [])])]
-    with pytest.raises(FormatError, match="in two ways"):
-        Index(segments)
-    later = Index(lambda: segments)
-    with pytest.raises(FormatError, match="in two ways"):
-        later.find(located[0].id)
-    with pytest.raises(FormatError, match="in two ways"):
-        merge(segments, final=True)
-
-
-@given(packs_lists)
-def test_packs_are_asked_for_by_place_and_in_parts(packs):
-    ordered = sorted((record for record, _ in packs), key=lambda p: p.id)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packfile, "READ_TOGETHER_BYTES", 300)
-        patch.setattr(packfile, "HELD_BYTES_MAX", 0)
-        some = make_segment(packs).packs
-        assert [*some] == [some[n] for n in range(len(some))] == ordered
-        assert some == tuple(ordered) == some[:]
-        assert some[-1:] == tuple(ordered[-1:])
-
-
-@given(st.lists(packs_lists, max_size=3), st.lists(st.integers(0, 30), max_size=3))
-@settings(max_examples=examples(30))
-def test_an_index_in_files_gives_the_answers_of_one_in_memory(lists, dropped):
-    segments = [make_segment(packs) for packs in lists]
-    segments.append(make_segment([], [(1, digest(-n - 1)) for n in dropped]))
-    spool = Spool()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill, "SPOOL_BYTES_HELD", 0)
-        there = [decode_segment(encode_segment(s), lambda data: Spooled(spool, spool.put(data))) for s in segments]
-        patch.setattr(index, "_READ_TOGETHER", 2 * 49)
-        patch.setattr(listed_packs, "SORTED_TOGETHER", 2)
-        inside, whole = Index(there), Index(segments)
-        assert dict(inside.packs()) == dict(whole.packs())
-        for record, located in (p for packs in lists for p in packs):
-            assert inside.inside(record) == whole.inside(record)
-            for o in located:
-                assert inside.find(o.id) == whole.find(o.id)
-        assert inside.find(digest(-9)) == []
-        assert inside.ids(ObjectKind.BLOB) == whole.ids(ObjectKind.BLOB)
-        assert [encode_segment(s) for s in there] == [encode_segment(s) for s in segments]
-        assert encode_segment(merge(there, final=False)) == encode_segment(merge(segments, final=False))
