@@ -52,6 +52,7 @@ class Instance:
             form = _FORMS[acceptor.form]
             views[acceptor.acceptor_id] = form(m, self.rules, backend.name, acceptor, views)
         self.quorum = config.quorum
+        self.asked_all = False  # in this operation, and those that answered in time were read
         self.prepared = NEVER  # a round of ours that a quorum promised ahead, and that was not used yet
 
     @property
@@ -66,6 +67,7 @@ class Instance:
 
     def begin(self) -> None:
         """Starts an operation: births and ends of logs seen before count no longer."""
+        self.asked_all = False
         for acceptor in self.acceptors.values():
             acceptor.begin()
 
@@ -105,7 +107,8 @@ class Instance:
         found = [key for rnd, key in won if rnd == min(won)[0]]
         if len(found) > 1:
             raise ForkError(f"two values are decided for version {self.v}: backends show contradicting histories")
-        return values[found[0]] if found else None
+        is_shown = not births or any(key in found and self.is_shown_earned(rnd) for rnd, key in won)
+        return values[found[0]] if found and is_shown else None
 
     def may_decide(self, value: State) -> bool:
         """True unless the logs that were read show that this value was not decided for v."""
@@ -145,6 +148,18 @@ class Instance:
         """False when so many logs lack its PREPARE, and always will, that no quorum can have promised it."""
         lacking = sum(a.log.usable and a.log.lacks(rnd) for a in self.acceptors.values())
         return rnd.n == 0 or lacking <= len(self.acceptors) - self.quorum + self.config.f
+
+    def is_shown_earned(self, rnd: Round) -> bool:
+        """True when so many logs show its PREPARE that what was not read cannot make it unearned (rule 8.2).
+
+        One that is closed counts as in `promises`. Where its votes are behind a fence nobody can finish the version any
+        more: then those that were asked, and showed nothing, count for it.
+        """
+        logs = [a.log for a in self.acceptors.values() if a.log.usable]
+        shown = sum(rnd in log.prepared or (log.shut and not log.lacks(rnd)) for log in logs)
+        if self.asked_all and sum(log.closed is not None and rnd in log.votes for log in logs) >= self.quorum:
+            shown += sum(not (a.born and a.ended) for a in self.acceptors.values())
+        return rnd.n == 0 or shown >= self.quorum - self.config.f
 
     def _counted(self, births: bool) -> list[Log | Blocks]:
         """The logs whose votes count; all usable ones where `births` do not matter."""

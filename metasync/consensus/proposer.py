@@ -443,7 +443,8 @@ def look_around(
             return False
         return _TIMER in results or not (everybody or i.has_votes())
 
-    yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
+    results = yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
+    i.asked_all |= _TIMER in results or results.keys() >= {a.name for a in i.acceptors.values()}
     m.now = yield Now()
 
 

@@ -67,6 +67,45 @@ def test_what_a_log_accepted_before_it_was_poisoned_is_evidence() -> None:
     assert instance.evidence() == logs.x
 
 
+def test_a_round_that_may_be_unearned_decides_nothing() -> None:
+    """Rule 8.2: a device voted in another's round on all logs while a alone had the promise. Who reads a and b knows
+    the value as evidence; who reads c as well knows that it is not even that."""
+    logs = Logs()
+    logs.prepare("a", 1)
+    logs.accept("abc", 1, logs.x)
+    logs.world.down = {"c"}
+    instance = logs.read()
+    assert instance.decided() is None
+    assert instance.decided(births=False) == instance.evidence() == logs.x
+    assert instance.may_decide(logs.x)
+    logs.world.down = set()
+    assert logs.read().evidence() is None
+
+
+def test_a_round_that_a_quorum_shows_to_have_promised_decides() -> None:
+    """Rule 8.2: a and c promised it, a and b voted. It is open until c was read."""
+    logs = Logs()
+    logs.prepare("ac", 1)
+    logs.accept("ab", 1, logs.x)
+    logs.world.down = {"c"}
+    assert logs.read().decided() is None
+    logs.world.down = set()
+    assert logs.read().decided() == logs.x
+
+
+def test_votes_behind_a_fence_decide_in_a_round_that_may_be_unearned() -> None:
+    """Rule 8.2: a and b are closed, so that nobody can finish the version; c was asked, and does not answer."""
+    logs = Logs()
+    logs.prepare("ac", 1)
+    logs.accept("ab", 1, logs.x)
+    logs.close("ab", logs.x)
+    logs.world.down = {"c"}
+    instance = logs.read()
+    assert instance.decided() == logs.x
+    instance.begin()
+    assert not instance.asked_all
+
+
 def test_a_closed_log_stands_for_its_value_in_later_rounds_alone() -> None:
     """Rule 4.2: b voted in round 3, the closed logs a and d in round 5. No round has three votes: what c and e hold,
     which nobody sees here, may be a value of round 4 that goes on in round 6."""

@@ -34,6 +34,7 @@ from simulation.scenarios import (
     shared_a_round,
     skipped_by_a_floor,
     slept_over_a_floor,
+    took_part_in_a_round,
 )
 
 _OLDER: Final = "an older past"  # what an emptied store is called whose birth nobody looks at
@@ -135,6 +136,12 @@ def _highest_round() -> Iterator[None]:
 @mutant("unprepared-counts", "ACCEPTs count in rounds that no quorum can have promised", needs("insider"))
 def _unprepared_counts() -> Iterator[None]:
     with mock.patch.object(Instance, "is_earned", return_value=True):
+        yield
+
+
+@mutant("open-round", "what has a quorum is decided while what was not read may show no promises", took_part_in_a_round)
+def _open_round() -> Iterator[None]:
+    with mock.patch.object(Instance, "is_shown_earned", return_value=True):
         yield
 
 

@@ -186,6 +186,21 @@ def shared_a_round(plan: Plan) -> Plan:
     return replace(scenario, insider=(strike,))
 
 
+def took_part_in_a_round(plan: Plan) -> Plan:
+    """b0 alone has c0's PREPARE of version 5 when an insider writes a value in that round on all three backends.
+
+    c1 reads b0 and b1, by which a quorum may have promised that round, and b2 answers it late. c0, whom all answer,
+    sees that none has, and proposes its own value in another round.
+    """
+    c0 = (_step("push", 5, 3), _step("reopen", 50), _step("push", 60, 3), _step("sync", 200))
+    c1 = (_step("sync", 20), _step("push", 61, 3), _step("sync", 210))
+    c2 = (_step("sync", 30), _step("sync", 220, 3))
+    lags = [Fault(58, "lag", n, 4.0, for_s=4, client="c0", calls="create px") for n in (1, 2)]
+    late = [Fault(60, "lag", 2, 3.0, for_s=4, client="c1", calls=calls) for calls in ("get px", "create px")]
+    strike = Strike("contrary", plan.seed, v=5, moment="promise", on=(0, 1, 2))
+    return replace(_scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, (*lags, *late)), insider=(strike,))
+
+
 def lost_with_two_values(plan: Plan) -> Plan:
     """Of five backends b0 has a vote for a value of c0. c1, who reaches neither b0 nor b2, has another one decided by
     the other three, of which two are lost for good with b2. c2 begins an era on b0 and b1."""

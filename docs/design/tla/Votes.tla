@@ -10,6 +10,7 @@
 (*   "accept"    ACCEPT(r, 2) in its rounds, without a PREPARE                *)
 (*   "prepare"   PREPARE(r) in its rounds                                     *)
 (*   "repeat"    ACCEPT(r, 2) in the rounds of the others                     *)
+(*   "ahead"     the same, while no quorum has promised that round            *)
 (* LiesMax times in all.  A revoked device that appends to logs of versions   *)
 (* before its revocation is the same: those logs' bases admit it.  Strikes:   *)
 (* "early" any time, "late" once an honest value is decided, "fenced" once     *)
@@ -45,7 +46,9 @@ Rounds  == (IF Owner THEN {} ELSE {<<1, 11>>}) \cup {<<3, 33>>}
 
 (* What the logs S say, as they are in `at'.  A log lacks a round if it will  *)
 (* never have promised it.  A round is earned unless so many lack it that no  *)
-(* quorum can have promised it.                                               *)
+(* quorum can have promised it, and shown to be once what was not read cannot *)
+(* change that, or nobody can finish the version: evidence is of the former,  *)
+(* what is decided of the latter.                                             *)
 Lacks(s, r)         == r \notin s.prepared /\ s.promised >= r
 N                   == Cardinality(Logs) + Liars
 Missing(S)          == N - Cardinality(S)
@@ -53,8 +56,11 @@ Liar                == "liar"
 Voters(at, S, w)    == {b \in S : w \in at[b].votes}
 Earned(at, S, r)    == \/ r = 0 \/ Broken("unprepared-counts")
                        \/ Cardinality({b \in S : Lacks(at[b], r)}) <= N - Quorum + Faults
+IsShown(at, S, r)   == \/ r = 0 \/ Broken("unprepared-counts") \/ Broken("open-round")
+                       \/ Cardinality({b \in S : r \in at[b].prepared \/ (at[b].closed # 0 /\ ~Lacks(at[b], r))}) >= Quorum - Faults
+                       \/ Cardinality({b \in S : at[b].closed # 0 /\ \E w \in at[b].votes : w[1] = r}) >= Quorum  \* and the rest is away
 Cast(at, S)         == {w \in UNION {at[b].votes : b \in S} : Earned(at, S, w[1])}
-Won(at, S)          == {w \in Cast(at, S) : Cardinality(Voters(at, S, w)) >= Quorum - Liars}       \* of logs that do not lie
+Won(at, S)          == {w \in Cast(at, S) : Cardinality(Voters(at, S, w)) >= Quorum - Liars /\ IsShown(at, S, w[1])}  \* of logs that do not lie
 Values(W)           == {w[2] : w \in W}
 (* The values that a reader takes for decided; more than one is a fork.  With *)
 (* `decided-votes' as it was: DECIDED on a quorum counts without votes, and   *)
@@ -68,13 +74,14 @@ Believed(at, S) ==
           \cup Values({w \in W : Cardinality({b \in Voters(at, S, w) : at[b].closed \in {0, w[2]}}) >= Quorum})
      ELSE IF Broken("any-round") THEN Values(W)
      ELSE IF Broken("highest-round") THEN {w[2] : w \in {v \in W : v[1] = Max({u[1] : u \in W})}}
-     ELSE {w[2] : w \in {v \in W : v[1] = Min({u[1] : u \in W})}}
+     ELSE LET X == {w[2] : w \in {v \in W : v[1] = Min({u[1] : u \in W})}}
+          IN IF \E w \in W : w[2] \in X /\ IsShown(at, S, w[1]) THEN X ELSE {}
 Fenced == \E r \in {0, 11, 33} : Cardinality({b \in Logs : acc[b].closed = first /\ <<r, first>> \in acc[b].votes}) >= Quorum - Liars
 (* What readers see: logs as they are, and what the lying acceptor shows.     *)
 CanLie   == LiesMax > 0 /\ (Strikes = "early" \/ (first \notin {0, 2} /\ (Strikes = "late" \/ Fenced)))
 Signed   == {<<q.r, q.x>> : q \in asked}
             \cup (IF CanLie /\ "accept" \in Lies THEN {<<r, 2>> : r \in LiarRounds} ELSE {})
-            \cup (IF CanLie /\ "repeat" \in Lies THEN {<<p[2], 2>> : p \in Rounds} ELSE {})
+            \cup (IF CanLie /\ Lies \cap {"repeat", "ahead"} # {} THEN {<<p[2], 2>> : p \in Rounds} ELSE {})
 Shown    == {[promised |-> p, top |-> 0, votes |-> {}, prepared |-> {}, closed |-> 0] : p \in {-1, 99}}
             \cup {[promised |-> 99, top |-> w[2], votes |-> {w}, prepared |-> {w[1]}, closed |-> c] : w \in Signed, c \in {0, 1, 2, 3}}
 With(at, l) == [b \in DOMAIN at \cup {Liar} |-> IF b = Liar THEN l ELSE at[b]]
@@ -142,6 +149,8 @@ Lie(b) == /\ lies < LiesMax /\ lies' = lies + 1 /\ UNCHANGED <<promises, asked>>
              \/ "prepare" \in Lies /\ (\E r \in LiarRounds : Takes(b, r)) /\ UNCHANGED first
              \/ "accept"  \in Lies /\ \E r \in LiarRounds : Votes(b, r, 2)
              \/ "repeat"  \in Lies /\ \E r \in {p[2] : p \in Rounds} \cup (IF Owner THEN {0} ELSE {}) : Votes(b, r, 2)
+             \/ "ahead"   \in Lies /\ \E p \in Rounds : /\ Cardinality({c \in Logs : p[2] \in acc[c].prepared}) < Quorum
+                                                     /\ Votes(b, p[2], 2)
 
 Next == OwnRound \/ Propose \/ \E b \in Logs : Prepare(b) \/ Accept(b) \/ Fence(b) \/ Lie(b)
 ----------------------------------------------------------------------------
