@@ -32,7 +32,7 @@ from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.runtime.sizes import SMALL_BYTES_MAX
 from metasync.session import agreement
 from metasync.session.session import Session
-from metasync.worktree.merge_walk import Walk, walk_index, walk_rows
+from metasync.worktree.merge_walk import Walk, walk_index, walk_nothing, walk_rows
 
 if TYPE_CHECKING:
     from metasync.consensus import State
@@ -118,8 +118,12 @@ def _is_left_to_pull(s: Session) -> bool:
 
 def is_as_agreed(s: Session) -> bool:
     """Whether a walk finds the folder as its version has it. Where it was not so at the walk before, in doubt False."""
-    root = _tree_root(s, s.base_state())
-    walk = walk_index(s.tree, s.db, root, s.around.hints()) if root is not None else None
+    base = s.base_state()
+    if base.master == ZERO_HASH:
+        walk = walk_nothing(s.tree, s.db, s.around.hints())
+    else:
+        root = _tree_root(s, base)
+        walk = walk_index(s.tree, s.db, root, s.around.hints()) if root is not None else None
     return walk is not None and walk.is_quiet
 
 

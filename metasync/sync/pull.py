@@ -43,7 +43,7 @@ from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
 from metasync.worktree import case
 from metasync.worktree.index import Row, files_with, load_rows, rows_at, store_rows
-from metasync.worktree.merge_walk import walk_folder, walk_index
+from metasync.worktree.merge_walk import walk_folder, walk_index, walk_nothing
 from metasync.worktree.overlay import Tree, changed, note_index_of
 from metasync.worktree.scan import Ingest, Scan, scan, store_scan
 
@@ -287,6 +287,9 @@ def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
     """Scans the folder. The rows of the scan are stored: they are true of the disk, whatever becomes of the merge."""
     s.listener(Phase("scan"))
     walked = walk_index(s.tree, s.db, base.tree_root, s.around.hints())
+    if base.tree_root is None and not s.db.has(UNFINISHED_KEY):  # a clone answers nobody, and saves memory
+        empty = walk_nothing(s.tree, s.db, s.around.hints())
+        walked = empty if empty is not None and empty.is_quiet else None
     is_settled = walked is not None
     seen = scan(walked or walk_folder(s.tree, s.db, s.flat(base, contents)), ingest)
     sides.mark(s, seen)

@@ -184,6 +184,11 @@ def walk_index(work: WorkTree, db: State, root: bytes | None, hints: Hints = ALL
     return walk_rows(work, db, hints) if is_index_of(db, root) else None
 
 
+def walk_nothing(work: WorkTree, db: State, hints: Hints = ALL) -> Walk | None:
+    """The same for the tree before the first version: the rows are that while there are none but the root's."""
+    return walk_rows(work, db, hints) if db.count_rows() <= 1 else None
+
+
 def walk_rows(work: WorkTree, db: State, hints: Hints = ALL) -> Walk:
     """Walks a folder by its rows, whatever tree they are: in the middle of a checkout they are none. Stores nothing."""
     return _Walker(work, db, None, hints).run()

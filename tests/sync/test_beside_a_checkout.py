@@ -12,10 +12,12 @@ from workspace_kit import Lab, tree_of, write
 
 from metasync.checkout import checkout
 from metasync.errors import WorkspaceError
+from metasync.local import lock
 from metasync.local.lock import PutOff, WorkspaceLock
 from metasync.local.state_keys import INODES_KEY
 from metasync.reports.sync import PushReport
 from metasync.session.folder import BASE_KEY
+from metasync.sync import no_change
 from metasync.workspace import Workspace
 
 HERE = {"d/kept": b"kept", "d/edited": b"old", "d/gone": b"gone", "gone/f": b"f"}
@@ -127,6 +129,57 @@ def test_what_only_reads_is_answered(beside: Beside) -> None:
     beside.pull(lambda: versions.append(beside.w.log()[0].version))
     assert set(versions) == {beside.other.log()[0].version}
     end(beside)
+
+
+def test_the_first_version_is_left_to_the_pull_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push that was let in on a device of an empty workspace brought all of it, before and in the change."""
+    monkeypatch.setattr(checkout, "SLICE_CHANGES", 1)
+    monkeypatch.setattr(lock, "TURN_S", 0.0)
+    monkeypatch.setattr(lock, "LOOK_EVERY_S", 0.0)
+    w = lab.init(lab.urls("a", "b", "c"))
+    other = lab.clone(lab.urls("a", "b", "c"))
+    other.push()
+    w.pull()  # knows both devices
+    w.push()
+    write(other.directory, HERE | THERE)
+    assert other.push().version is not None
+    answers: list[tuple[bool, PushReport]] = []
+    around = w._work.around
+    begun = [0]  # turns of others before the change of the folder: few, or there would be no end
+
+    def waits() -> bool:
+        return w._db.has(INODES_KEY) or begun[0] < 3
+
+    def let_in() -> None:
+        begun[0] += not around.applying
+        around.waits = lambda: False
+        answers.append((around.applying, w.push()))
+        around.waits = waits
+
+    around.waits, around.let_in = waits, let_in
+    pulled = w.pull()
+    around.waits, around.let_in = (lambda: False), (lambda: None)
+    assert {applying for applying, _ in answers} == {False, True}
+    assert all(a.version is None and a.pulled is None for _, a in answers)
+    assert pulled.changes.added
+    assert tree_of(w.directory) == tree_of(other.directory)
+    assert w.push().version is None
+
+
+def test_a_file_beside_the_first_version_is_pushed_by_who_is_let_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    other = lab.clone(lab.urls("a", "b", "c"))
+    other.push()
+    w.pull()
+    w.push()
+    write(other.directory, HERE)
+    other.push()
+    write(w.directory, {"mine": b"mine"})
+    with w._work.session("push") as s:
+        assert no_change.push_let_in(s) is None
+    assert w.push().changes.added == (b"mine",)
+    other.pull()
+    assert tree_of(w.directory) == tree_of(other.directory)
 
 
 def test_another_process_is_not_let_in(beside: Beside) -> None:
