@@ -173,7 +173,7 @@ class _Judging:
             out = self._spellings[directory] = {}
             found, has_twins = self.found, self.work.rules.has_twins
             self._absent = self._absent or {*found.gone, *found.blocked}
-            for path in found.tree.inside(directory):
+            for path in found.tree.inside({directory}):
                 if path in self._absent:
                     continue
                 before = found.row(path)

@@ -137,22 +137,22 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
         base = self.base
         return len(base) + sum(path not in base for path in self.put) - len(self.gone) if base else len(self.put)
 
-    def inside(self, directory: bytes) -> Iterator[bytes]:
-        """Yields the paths of a directory's own entries."""
+    def inside(self, directories: Collection[bytes]) -> Iterator[bytes]:
+        """Yields the paths of the own entries of these directories. Goes through the changes once for all of them."""
         base = self.base
         if isinstance(base, Tree):
-            below = base.inside(directory)
+            below = base.inside(directories)
         elif isinstance(base, IndexEntries):
-            below = (path for path, _ in children(base.db, directory))
+            below = (path for directory in directories for path, _ in children(base.db, directory))
         else:
-            below = (path for path in base if path.rpartition(b"/")[0] == directory)
+            below = (path for path in base if path.rpartition(b"/")[0] in directories)
         yield from (path for path in below if path not in self.put and path not in self.gone)
-        yield from (path for path in self.put if path.rpartition(b"/")[0] == directory)
+        yield from (path for path in self.put if path.rpartition(b"/")[0] in directories)
 
     def near(self, paths: Iterable[bytes]) -> Collection[bytes]:
         """The paths in the same directories as these, and others where that costs less."""
         if isinstance(self.base, Tree) and isinstance(self.base.base, IndexEntries):
-            return [path for directory in {p.rpartition(b"/")[0] for p in paths} for path in self.inside(directory)]
+            return list(self.inside({path.rpartition(b"/")[0] for path in paths}))
         return self.keys()
 
 
