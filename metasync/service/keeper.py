@@ -67,6 +67,7 @@ FOLDER_S: Final = 5.0  # between looks for a folder that is away, and for the en
 STUCK_S: Final = 3600.0  # between attempts at what needs a hand
 SLEEP_S: Final = 60.0  # the longest wait: a machine that slept is awake for so long at most before all is looked at
 STOP_S: Final = 30.0
+PUSH_STUCK: Final = "push:damage"  # the problem of a push that could not read a newer version to merge it
 GONE: Final = "{} is kept no more"
 
 
@@ -507,15 +508,14 @@ class Keeper:
         now = self._clock()
         self._changes.ended(well=False)
         self._hour.failed(verb, error)
-        pauses = self._batch.pauses if verb == "push" else self._hearing.pauses
+        is_stuck = isinstance(error, NEEDS_A_HAND)
         with self._wakes:
             if verb == "push":
                 self._batch.failed(now)
+                self._batch.pauses.until = now + STUCK_S if is_stuck else self._batch.pauses.until
             else:
-                self._hearing.failed(now)
-            if isinstance(error, NEEDS_A_HAND):
-                pauses.until = now + STUCK_S
-                self._hearing.due = max(self._hearing.due, self._hearing.pauses.until)
+                self._hearing.failed(now)  # a hint is heeded after that pause: a newer version may mend it
+                self._hearing.due = max(self._hearing.due, now + STUCK_S) if is_stuck else self._hearing.due
         if isinstance(error, PausedError) or (isinstance(error, CancelledError) and self._stops):
             return
         if not isinstance(error, MetaSyncError):
@@ -564,6 +564,10 @@ class Keeper:
             with self._wakes:
                 self._hearing.happened(self._clock())
             self._account.update(pulled_s=self._wall())
+            if any(p.key == PUSH_STUCK for p in self._account.problems):  # it could not read what this pull has read
+                self._account.only(PUSH_STUCK, ())
+                with self._wakes:
+                    self._batch.pauses.passed()
         self._account.conflicts(workspace._db.records(CONFLICTS))
 
     def _settle(self, workspace: Workspace) -> None:

@@ -10,7 +10,7 @@ import pytest
 from keeper_kit import NAMES, Stage, version
 from workspace_kit import Lab, tree_of, write
 
-from metasync.errors import NoQuorumError
+from metasync.errors import DamagedError, NoQuorumError
 from metasync.session import peek
 from metasync.workspace import Workspace
 
@@ -112,6 +112,35 @@ def test_local_state_that_was_exchanged_beside_it_is_opened_anew(lab: Lab, w: Wo
     assert stage.kinds == []
     there = lab.clone(lab.urls(*NAMES))
     assert tree_of(there.directory) == tree_of(w.directory)
+
+
+def test_a_version_that_cannot_be_read_is_tried_again_when_others_have_said_something(
+    w: Workspace, stage: Stage, other: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stuck for the rest of an hour though `check --repair` elsewhere had brought back what was lost."""
+    tries: list[str] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tries.append("")
+        raise DamagedError("version 2 cannot be read")
+
+    write(other.directory, {"y/new": b"theirs"})
+    other.push()
+    with monkeypatch.context() as m:
+        m.setattr(Workspace, "push", fail)
+        m.setattr(Workspace, "pull", fail)
+        write(w.directory, {"x/3": b"changed"})
+        stage.keeper.hint()
+        stage.go_on(100.0)
+        assert (stage.kinds, stage.state.doing) == (["damage"], "stuck")
+        assert len(tries) == 2
+        stage.go_on(1000.0)
+        assert len(tries) == 2, "nothing new: once an hour"
+    stage.keeper.hint()
+    stage.go_on(400.0)
+    assert (stage.kinds, stage.state.doing) == ([], "in step")
+    other.pull()
+    assert tree_of(other.directory) == tree_of(w.directory)
 
 
 def test_an_error_of_our_own_is_told_and_ends_nothing(
