@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 from metasync.backends._shared.kept_root import KeptRoot
@@ -17,10 +17,11 @@ from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends._shared.urls import byte_range, check_account
 from metasync.backends.api import BackendUrl, Digest, Listed, Space
 from metasync.backends.names import check_part, is_name, native_identity, split_folder, split_path
-from metasync.errors import NotFoundError, UnreachableError, UsageError
+from metasync.errors import BackendError, NotFoundError, UnreachableError, UsageError
 
 _PART: Final = re.compile(r"[^\0-\x1f\x7f/\\]{1,200}")
 _NO_PARTS: Final = frozenset({".", ".."})
+PAGES_MAX: Final = 1 << 12  # a provider may send pages of few names, or of none
 
 
 class FileById(Protocol):
@@ -54,6 +55,24 @@ class FilesById(Protocol):
 
 
 F = TypeVar("F", bound=FilesById)
+T = TypeVar("T")
+
+
+def on_all_pages(attempt: str, site: str, page: Callable[[str], tuple[Iterable[T], str]]) -> Iterator[T]:
+    """What is on all pages of a list. `page`: from a page's mark to what is on it, and the mark of the next one.
+
+    The first mark and the one behind the last page are "". `BackendError`: the list has no end; `site` is where people
+    look what lies there.
+    """
+    mark = ""
+    for _ in range(PAGES_MAX):
+        found, mark = page(mark)
+        yield from found
+        if not mark:
+            return
+    raise BackendError(
+        f"{attempt}: the listing has no end", retryable=False, next_step=f"Look what lies there, on {site}."
+    )
 
 
 class BackendById(ABC, Generic[F]):

@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from metasync.backends._shared.by_id import FolderById
+from metasync.backends._shared.by_id import FolderById, on_all_pages
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.box.client import Client, TakenError
 from metasync.backends.names import is_name, split_path
-from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
+from metasync.errors import NotFoundError, RefusedError, UnreachableError
 
 NAME_CHARS_MAX: Final = 255
 DEPTH: Final = 4  # parts of a path that make a folder
 PAGE_NAMES: Final = 1000  # as many as Box gives at once
-PAGES_MAX: Final = 1 << 12
+_SITE: Final = "box.com"
 FIELDS: Final = ["id", "type", "name", "size", "sha1", "etag", "parent"]
 BETWEEN: Final = ","  # in no name of ours
 ID: Final = re.compile(r"[0-9]{1,40}")
@@ -49,13 +49,10 @@ class Folders(FolderById[Client]):
 
     def all(self, attempt: str) -> list[tuple[str, str]]:
         """All folders of objects, by name and id."""
-        found, marker, root = {}, "", self.root(attempt)
-        for _ in range(PAGES_MAX):
-            entries, marker = self.entries(attempt, root, marker)
-            ours = (e for e in entries if type_of(e) == "folder" and _is_ours(e.name))
-            found.update({str(e.name): id_of(attempt, e.id) for e in ours})
-            if not marker:
-                break
+        root = self.root(attempt)
+        entries = on_all_pages(attempt, _SITE, lambda marker: self.entries(attempt, root, marker))
+        ours = (e for e in entries if type_of(e) == "folder" and _is_ours(e.name))
+        found = {str(e.name): id_of(attempt, e.id) for e in ours}
         self.ids.note((f"/{name}", one) for name, one in found.items())
         return sorted(found.items())
 
@@ -154,13 +151,7 @@ class Folders(FolderById[Client]):
         return None
 
     def items(self, attempt: str, folder: str) -> Iterator[File]:
-        marker = ""
-        for _ in range(PAGES_MAX):
-            files, marker = self.page(attempt, folder, marker)
-            yield from files
-            if not marker:
-                return
-        raise _endless(attempt)
+        return on_all_pages(attempt, _SITE, lambda marker: self.page(attempt, folder, marker))
 
     def page(self, attempt: str, folder: str, marker: str) -> tuple[list[File], str]:
         """Files directly in a folder, and the mark of the next page. Ids are kept."""
@@ -305,9 +296,3 @@ def text_of(attempt: str, value: Any) -> str:
 
 def other(attempt: str) -> UnreachableError:
     return UnreachableError(f"{attempt}: what answered is not Box", next_step="Check the network.")
-
-
-def _endless(attempt: str) -> BackendError:
-    return BackendError(
-        f"{attempt}: the listing has no end", retryable=False, next_step="Look what lies there, on box.com."
-    )

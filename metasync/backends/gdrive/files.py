@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from metasync.backends._shared.by_id import FolderById
+from metasync.backends._shared.by_id import FolderById, on_all_pages
 from metasync.backends._shared.native_ids import NativeIds
 from metasync.backends.api import Inventory, Item, Space
 from metasync.backends.gdrive.client import Client, upload
@@ -17,7 +17,7 @@ from metasync.errors import BackendError, NotFoundError, RefusedError, Unreachab
 WHOLE_BYTES_MAX: Final = 5 << 20  # in one request with its metadata, as Google's documentation has it
 UPLOAD_BYTES_MAX: Final = 5 << 40
 PAGE_NAMES: Final = 1000  # as many as Google gives at once
-PAGES_MAX: Final = 1 << 12
+_SITE: Final = "drive.google.com"
 _FOLDER: Final = "application/vnd.google-apps.folder"
 _GOOGLE_TYPE: Final = "application/vnd.google-apps."  # of folders and of Google's own documents, which have no size
 _KINDS: Final = {"files": "drive#fileList", "changes": "drive#changeList"}  # fixed words of Google's for its lists
@@ -169,13 +169,7 @@ class Files(FolderById[Client]):
 
     def below(self, attempt: str, path: str) -> Iterator[File]:
         """All files below a folder of ours; "" is the root."""
-        token = ""
-        for _ in range(PAGES_MAX):
-            files, token = self._page(attempt, path, token)
-            yield from files
-            if not token:
-                return
-        raise _endless(attempt)
+        return on_all_pages(attempt, _SITE, lambda token: self._page(attempt, path, token))
 
     def inventory(self, attempt: str, path: str, cursor: str) -> Inventory:
         """A page of a list, or of the feed of changes.
@@ -255,13 +249,7 @@ class Files(FolderById[Client]):
         return [file for file in found if file.name == path]
 
     def _all(self, attempt: str, query: str) -> Iterator[File]:
-        token = ""
-        for _ in range(PAGES_MAX):
-            files, token = self._asked(attempt, query, token)
-            yield from files
-            if not token:
-                return
-        raise _endless(attempt)
+        return on_all_pages(attempt, _SITE, lambda token: self._asked(attempt, query, token))
 
     def _asked(self, attempt: str, query: str, token: str) -> tuple[list[File], str]:
         told = self.client.ask(
@@ -377,9 +365,3 @@ def _number(attempt: str, value: Any) -> int:
 
 def _other(attempt: str) -> UnreachableError:
     return UnreachableError(f"{attempt}: what answered is not Google Drive", next_step="Check the network.")
-
-
-def _endless(attempt: str) -> BackendError:
-    return BackendError(
-        f"{attempt}: the listing has no end", retryable=False, next_step="Look what lies there, on drive.google.com."
-    )

@@ -93,6 +93,16 @@ def test_a_range_that_is_not_heeded(filled: BoxBackend, standin: BoxStandin) -> 
         filled.get("d/a", offset=1, length=2, max_bytes=9)
 
 
+def test_a_list_that_has_no_end_is_told(filled: BoxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of the folders: one that is missing in it would be made again."""
+    monkeypatch.setattr("metasync.backends._shared.by_id.PAGES_MAX", 3)
+    folder = filled._files.folder
+    monkeypatch.setattr(type(folder), "entries", lambda *_: ([], "more"))
+    for listed in (folder.all, lambda attempt: [*folder.items(attempt, "0")]):
+        with pytest.raises(BackendError, match="no end"):
+            listed("cannot list")
+
+
 def test_more_than_was_expected(filled: BoxBackend) -> None:
     with pytest.raises(RefusedError):
         filled.get("d/a", max_bytes=3)

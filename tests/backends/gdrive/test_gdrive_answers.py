@@ -387,6 +387,13 @@ def test_a_range_that_is_not_heeded(filled: GoogleDriveBackend, standin: GoogleD
         filled.get("d/a", offset=1, length=2, max_bytes=9)
 
 
+def test_a_list_that_has_no_end_is_told(filled: GoogleDriveBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.backends._shared.by_id.PAGES_MAX", 3)
+    monkeypatch.setattr(type(filled._files), "_asked", lambda *_: ([], "more"))
+    with pytest.raises(BackendError, match="no end"):
+        filled._files._search("cannot look", "d/a")
+
+
 def test_more_than_was_expected(filled: GoogleDriveBackend) -> None:
     with pytest.raises(RefusedError):
         filled.get("d/a", max_bytes=3)
