@@ -319,6 +319,7 @@ class Connections:
         elif self._mark not in (None, mark):  # a round that was used may be in an image of this process, too
             self.close()
         self._mark = mark
+        self._follow_links()
         if self._runtime is not None and self._group is not None:
             for way in self.ways.values():
                 if way.store is None or way.absent is not None:  # it may be back by now
@@ -351,6 +352,22 @@ class Connections:
         if noted is not None:
             self._group.participant.acceptors[b""].tombstone = Tombstone(noted, ZERO_HASH)
         return self._runtime, self._group
+
+    def _follow_links(self) -> None:
+        """Takes over what another process of this device has linked or unlinked. Connects nothing."""
+        links, has_changed = self.db.need(LINKS_KEY), False
+        for backend_id, name in _wanted(self.config, self.previous).items():
+            way, link = self.ways.get(backend_id), links.get(name)
+            if link == (None if way is None else way.link):
+                continue
+            if way is not None and way.store is not None:
+                self._left.append(way.store)
+            self.ways.pop(backend_id, None)
+            if link is not None:
+                self.ways[backend_id] = Way(name, link)
+            has_changed = True
+        if has_changed:
+            self._tell_group()
 
     def _recall_floorless(self, group: Group, now_s: float) -> None:
         """Takes over which acceptors an earlier process saw to have no floor: that counts for a day (rule 1.11)."""
