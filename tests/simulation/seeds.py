@@ -337,14 +337,15 @@ def _strikes(rng: random.Random, plan: Plan, length: float) -> tuple[Strike, ...
     """What the insider does: some of the kinds, a few of them where proposers are at work.
 
     Two values in one round of a proposer's can stop a version as long as a backend is away, and for good where one may
-    lie or lacks what it took (consensus.md, rule 1.5): there it leaves that alone. So it does with what takes a
-    minority of the backends away, where another fault does the same for good.
+    lie or lacks what it took (consensus.md, rule 1.5): there it leaves that alone, and where it puts garbage into
+    logs. So it does with what takes a minority of the backends away, where another fault does the same for good.
     """
     robbed = "wipe" in plan.features or any(p.kind == "wipe" for p in plan.pounces)
     barred: tuple[str, ...] = ("contrary",) if plan.bft or plan.blocks or robbed else ()
     barred += MINORITY if plan.liars or robbed or "rotation" in plan.features else ()
     barred += ("hint", "floor") if "reconfig" in plan.features else ()
     kinds = rng.sample([k for k in STRIKES if k not in barred], rng.randint(2, 6))
+    kinds = [k for k in kinds if k != "contrary" or "garbage" not in kinds]
 
     def one() -> Strike:
         kind, seed, back = rng.choice(kinds), rng.getrandbits(32), rng.choice((0, 0, 0, 1, 1, 2, 5))
