@@ -152,14 +152,15 @@ class Instance:
     def is_shown_earned(self, rnd: Round) -> bool:
         """True when so many logs show its PREPARE that what was not read cannot make it unearned (rule 8.2).
 
-        One that is closed counts as in `promises`. Where its votes are behind a fence nobody can finish the version any
-        more: then those that were asked, and showed nothing, count for it.
+        One that is closed counts as in `promises`. Where one is closed on its vote in that round others may be unable
+        to finish the version: then those that were asked, and showed nothing, count for it.
         """
+        views = [a for a in self.acceptors.values() if not (a.log.usable and a.log.lacks(rnd))]
+        shown = [a for a in views if a.log.usable and (rnd in a.log.prepared or a.log.shut)]
         logs = [a.log for a in self.acceptors.values() if a.log.usable]
-        shown = sum(rnd in log.prepared or (log.shut and not log.lacks(rnd)) for log in logs)
-        if self.asked_all and sum(log.closed is not None and rnd in log.votes for log in logs) >= self.quorum:
-            shown += sum(not (a.born and a.ended) for a in self.acceptors.values())
-        return rnd.n == 0 or shown >= self.quorum - self.config.f
+        if self.asked_all and any(log.closed is not None and rnd in log.votes for log in logs):
+            shown += [a for a in views if a not in shown and not (a.born and a.ended)]
+        return rnd.n == 0 or len(shown) >= self.quorum - self.config.f
 
     def _counted(self, births: bool) -> list[Log | Blocks]:
         """The logs whose votes count; all usable ones where `births` do not matter."""

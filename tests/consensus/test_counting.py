@@ -93,12 +93,14 @@ def test_a_round_that_a_quorum_shows_to_have_promised_decides() -> None:
     assert logs.read().decided() == logs.x
 
 
-def test_votes_behind_a_fence_decide_in_a_round_that_may_be_unearned() -> None:
-    """Rule 8.2: a and b are closed, so that nobody can finish the version; c was asked, and does not answer."""
+@pytest.mark.parametrize("closed", ["ab", "a"])
+def test_a_vote_behind_a_fence_decides_in_a_round_that_may_be_unearned(closed: str) -> None:
+    """Rule 8.2: with a and b closed nobody can finish the version, nor with a alone where b has a rival's vote as well;
+    c was asked, and does not answer."""
     logs = Logs()
     logs.prepare("ac", 1)
     logs.accept("ab", 1, logs.x)
-    logs.close("ab", logs.x)
+    logs.close(closed, logs.x)
     logs.world.down = {"c"}
     instance = logs.read()
     assert instance.decided() == logs.x

@@ -56,9 +56,10 @@ Liar                == "liar"
 Voters(at, S, w)    == {b \in S : w \in at[b].votes}
 Earned(at, S, r)    == \/ r = 0 \/ Broken("unprepared-counts")
                        \/ Cardinality({b \in S : Lacks(at[b], r)}) <= N - Quorum + Faults
+IsShut(at, S, r)    == \E b \in S : at[b].closed # 0 /\ \E w \in at[b].votes : w[1] = r        \* then the rest is away, and counts for it
 IsShown(at, S, r)   == \/ r = 0 \/ Broken("unprepared-counts") \/ Broken("open-round")
-                       \/ Cardinality({b \in S : r \in at[b].prepared \/ (at[b].closed # 0 /\ ~Lacks(at[b], r))}) >= Quorum - Faults
-                       \/ Cardinality({b \in S : at[b].closed # 0 /\ \E w \in at[b].votes : w[1] = r}) >= Quorum  \* and the rest is away
+                       \/ Cardinality({b \in S : r \in at[b].prepared \/ (at[b].closed # 0 /\ ~Lacks(at[b], r))})
+                          + (IF IsShut(at, S, r) THEN Missing(S) ELSE 0) >= Quorum - Faults
 Cast(at, S)         == {w \in UNION {at[b].votes : b \in S} : Earned(at, S, w[1])}
 Won(at, S)          == {w \in Cast(at, S) : Cardinality(Voters(at, S, w)) >= Quorum - Liars /\ IsShown(at, S, w[1])}  \* of logs that do not lie
 Values(W)           == {w[2] : w \in W}
