@@ -32,6 +32,8 @@ SEALING_MAX = 2  # packs in or before a worker
 PACK_KEYS_KEPT = 64  # of packs being read or written just now
 SALT_BYTES = 8  # a pack needs a handful of values; a provider cannot tell how many were tried
 SPREAD_BYTES_LEAST = 256 << 10  # at 5 MB/s as long as a round trip: a smaller pack is not worth its own requests
+PIECES = 3  # for each pack of a small push: what is in a segment does not shrink alike
+SLACK = 1 / 8  # of its share by which a pack of a small push may be off
 OBJECT_BYTES_OVERHEAD = 64  # what an object adds to a footer and to the index; bounds objects per pack
 
 Choose: TypeAlias = Callable[[int, Iterable[bytes]], int]
@@ -258,6 +260,9 @@ class Packer:
         self._pack: list[_Shrunk] = []
         self._pack_bytes = self._pack_objects = self._pack_deltas = 0
         self._sealing: deque[Future[SealedPack]] = deque()
+        self._early: list[_Gathering] = []  # what all segments so far were made of, while they may be cut anew
+        self._early_bytes = 0
+        self._keeps_early = self.spread > 1
 
     def add(self, kind: ObjectKind, object_id: bytes, data: bytes, delta: Delta | None = None) -> None:
         """Takes one object; blocks while too much is under way. With `delta`, `data` is the delta to its base."""
@@ -289,11 +294,40 @@ class Packer:
         self._open = {True: _Gathering(), False: _Gathering()}
         while self._shrinking:
             self._take_shrunk()
+        self._cut_anew()
         for segments in spread_evenly(self._pack, min(self.spread, self._pack_bytes // SPREAD_BYTES_LEAST)):
             self._pack = segments
             self._seal()
         while self._sealing:
             self.emit(self._sealing.popleft().result())
+
+    def _cut_anew(self) -> None:
+        """Cuts segments of a small push near where a pack is to end: packs are of whole segments, and may be uneven."""
+        early, self._early, self._keeps_early = self._early, [], False
+        parts, total = min(self.spread, self._pack_bytes // SPREAD_BYTES_LEAST), sum(len(s.data) for s in self._pack)
+        if parts < 2 or len(early) != len(self._pack):
+            return
+        largest = max(sum(len(s.data) for s in segments) for segments in spread_evenly(self._pack, parts))
+        if largest - total / parts < SPREAD_BYTES_LEAST:
+            return
+        segments, self._pack = self._pack, []
+        self._pack_bytes = self._pack_objects = self._pack_deltas = end = 0
+        for segment, gathering in zip(segments, early, strict=True):
+            size = len(segment.data)
+            begin, end = end, end + size
+            ends = [total * n / parts / PIECES for n in range(1, parts * PIECES)]
+            slack = total / parts * SLACK
+            ends = [gathering.size * (at - begin) / size for at in ends if begin + slack < at < end - slack]
+            pieces = gathering.cut_at(ends)
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._shrink(piece)
+            else:
+                done: Future[_Shrunk] = Future()
+                done.set_result(segment)
+                self._shrink(gathering, done)
+        while self._shrinking:
+            self._take_shrunk()
 
     def _shrink_last(self, last: _Gathering) -> None:
         """Makes one segment of the last small blobs, or several where `spread` asks for more packs."""
@@ -311,6 +345,12 @@ class Packer:
     def _shrink(self, gathering: _Gathering, begun: Future[_Shrunk] | None = None) -> None:
         self._shrinking.append((gathering.size, begun or self.work(self._shrinker(gathering))))
         self._shrinking_bytes += gathering.size
+        self._early_bytes += gathering.size
+        self._keeps_early &= self._early_bytes <= SHRINKING_BYTES_MAX
+        if self._keeps_early:
+            self._early.append(gathering)
+        else:
+            self._early.clear()
         while self._shrinking and (self._shrinking_bytes > SHRINKING_BYTES_MAX or self._shrinking[0][1].done()):
             self._take_shrunk()
 
@@ -346,6 +386,8 @@ class Packer:
 
     def _seal(self) -> None:
         if self._pack:
+            self._keeps_early = False
+            self._early.clear()
             segments, form, choose = self._pack, self.form, self.choose
             random = self.entropy(pack_format.RANDOM_BYTES)
             salt = self.entropy(SALT_BYTES) if choose is not None else b""
@@ -379,9 +421,14 @@ class _Gathering:
 
     def cut(self, pieces: int) -> list[_Gathering]:
         """The same objects, in order, in at most so many gatherings of about the same size, and one at least."""
+        return self.cut_at([self.size * n / pieces for n in range(1, pieces)])
+
+    def cut_at(self, ends: Sequence[float]) -> list[_Gathering]:
+        """The same objects, in order, in gatherings that end near these ascending offsets; none is empty."""
         out = [_Gathering()]
         for place, data in zip(pack_format.unpack_places(bytes(self.places)), self.parts, strict=True):
-            if out[-1].parts and (place.offset + place.length / 2) * pieces >= self.size * len(out):
+            middle = place.offset + place.length / 2
+            if out[-1].parts and len(out) <= len(ends) and middle >= ends[len(out) - 1]:
                 out.append(_Gathering())
             out[-1].add(place.kind, place.id, data, self.deltas.get(place.offset))
         return out

@@ -325,6 +325,16 @@ def test_small_files_are_spread_evenly(work, parts, count, size):
     assert max(sizes) - min(sizes) < 1.1 * size + 20_000
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("parts", [2, 3, 5])
+@pytest.mark.parametrize(("count", "size"), [(22, 52_000), (1800, 1000), (19, 150_000), (1100, 1000)])
+def test_files_that_filled_segments_before_the_end_was_known_are_spread_too(work, parts, count, size):
+    sizes = [len(p.data) for p in spread(random_blobs(count, size), parts, work)]
+    mean = sum(sizes) / len(sizes)
+    assert len(sizes) == min(parts, sum(sizes) // packs.SPREAD_BYTES_LEAST)
+    assert max(sizes) < mean + packs.SPREAD_BYTES_LEAST, "the fullest pack costs less than a round trip more"
+
+
 def test_only_the_last_pack_is_spread():
     added = random_blobs(100, 100_000)
     as_one, spread_out = ([len(p.footer.objects) for p in spread(added, parts)] for parts in (1, 3))
@@ -369,6 +379,25 @@ def test_what_shrinks_stays_together():
     (pack,) = spread(texts, 3)
     assert len(pack.footer.segments) == 1
     assert len(pack.data) < 100_000
+
+
+@pytest.mark.parametrize(("count", "pack_bytes"), [(9, 1 << 30), (3, 1 << 20)])
+def test_little_is_kept_to_be_cut_anew(count, pack_bytes):
+    """8 MiB at most, and nothing once a pack was sealed."""
+    form = pack_format(segment_bytes=KIB * KIB, pack_bytes=pack_bytes)
+    packer = Packer(form, at_once, Entropy(), lambda _: None, spread=3)
+    for added in random_blobs(count, KIB * KIB):
+        packer.add(*added)
+        assert sum(g.size for g in packer._early) <= packs.SHRINKING_BYTES_MAX
+    assert packer._early == []
+    assert not packer._keeps_early
+
+
+def test_a_segment_that_is_large_by_itself_stays_beside_those_that_are_cut():
+    large, small = random_blobs(2, 1_200_000), random_blobs(18, 90_000)
+    packed = spread([*small[:9], large[0], *small[9:], large[1]], 3)
+    assert len(packed) == 3
+    assert sum(s.raw_bytes == 1_200_000 for p in packed for s in p.footer.segments) == 2
 
 
 def test_trees_and_histories_are_spread_with_the_rest():
