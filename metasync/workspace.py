@@ -22,7 +22,7 @@ from metasync.keys.slots import COST, Cost
 from metasync.local import settings as preferences
 from metasync.local.state import LocalDb
 from metasync.session import agreement
-from metasync.session.connections import Connections, Machine
+from metasync.session.connections import Connections, Machine, Opened
 from metasync.session.folder import DB_FILE, STATE_DIR, absolute, folder_above, take_back
 from metasync.session.lost_state import leaving_nothing
 from metasync.session.session import Operations
@@ -31,7 +31,6 @@ from metasync.worktree.paths import TreePath, tree_path
 
 if TYPE_CHECKING:
     from metasync import reports
-    from metasync.backends.api import Backend
     from metasync.events import Travelled
     from metasync.history import conflicts, diff, export, forget, log, read, restore, tags
     from metasync.maintenance import backend_states, check, collect, recover, status
@@ -60,7 +59,6 @@ else:
     first_checkout, push, skipping = operations.lazy("sync", "first_checkout", "push", "skip")
 
 Folder: TypeAlias = str | os.PathLike[str]
-Opened: TypeAlias = "Mapping[str, Backend] | None"
 
 
 class Workspace:
@@ -71,11 +69,16 @@ class Workspace:
     """
 
     def __init__(
-        self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None, opened: Opened = None
+        self,
+        directory: Path,
+        db: LocalDb,
+        on_event: Listener,
+        machine: Machine | None = None,
+        opened: Opened | None = None,
     ) -> None:
         self.directory, self.on_event = directory, on_event
         self._db, self._machine = db, machine or Machine()
-        self._connections = Connections(directory, db, self._machine, opened or {})
+        self._connections = Connections(directory, db, self._machine, opened)
         self._work = Operations(self._connections, lambda: self.on_event)
         self._work.upkeep = lambda: upkeep.after_push(self._work)
         self._work.upkeep_in_quiet = lambda is_wanted: upkeep.in_quiet(self._work, is_wanted)
@@ -94,11 +97,14 @@ class Workspace:
         return workspace
 
     @classmethod
-    def _open_at(cls, folder: Path, on_event: Listener, opened: Opened = None, *, may_copy: bool = False) -> Workspace:
-        """`opened`: linked backends that are open already, by name. They are the workspace's to close."""
+    def _open_at(
+        cls, folder: Path, on_event: Listener, opened: Opened | None = None, *, may_copy: bool = False
+    ) -> Workspace:
+        """`opened`: linked backends that are open already. They are the workspace's to close."""
         with ExitStack() as stack:
-            for backend in (opened or {}).values():
-                stack.callback(backend.close)
+            opened = opened or Opened()
+            for close in (*(backend.close for backend in opened.backends.values()), opened.end):
+                stack.callback(close)
             db = stack.enter_context(closing(LocalDb.open(folder / STATE_DIR / DB_FILE, may_copy=may_copy)))
             workspace = cls(folder, db, on_event, opened=opened)
             stack.pop_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from metasync.codec import check_format
 from metasync.config import Config
 from metasync.consensus.eras import newest_record
-from metasync.consensus.objects import const_path, created, get_const, sealed
+from metasync.consensus.objects import const_path, created, get_const, open_named, sealed
 from metasync.consensus.participant import decode_agreed_config
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
@@ -102,10 +102,10 @@ Seen: TypeAlias = Mapping[tuple[str, str], Reply]
 """What backends answered before: (backend, path) -> reply, of a list for the path "" and of gets for others."""
 
 
-def look(backends: Sequence[str]) -> Task:
+def look(backends: Sequence[str], on_ids: Callable[[str, Sequence[bytes]], None] = lambda *_: None) -> Task:
     """Reads ahead what `bootstrap` needs and no key protects, without judging it. -> Seen.
 
-    Of a folder with many ids only the list is read.
+    Of a folder with many ids only the list is read. `on_ids` is told a backend and the ids in its folder.
     """
     seen: dict[tuple[str, str], Reply] = {}
 
@@ -116,6 +116,7 @@ def look(backends: Sequence[str]) -> Task:
         reply: Reply = yield Op(backend, "list", "", timeout_s=LOOK_TIMEOUT_S)
         seen[backend, ""] = reply
         ids = [] if reply.error is not None else [bytes.fromhex(e.name) for e in reply.value if _is_id(e.name)]
+        on_ids(backend, ids)
         if len(ids) <= ROOTS_AT_ONCE:
             wanted = {genesis_path(i): GENESIS_BYTES_MAX for i in ids} | {hint_path(i): ENTRY_BYTES_MAX for i in ids}
             yield Gather({path: read(backend, path, most) for path, most in wanted.items()})
@@ -124,13 +125,18 @@ def look(backends: Sequence[str]) -> Task:
     return seen
 
 
-def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = MappingProxyType({})) -> Task:
+def bootstrap(
+    keys: WorkspaceKeys,
+    backends: Sequence[str],
+    seen: Seen = MappingProxyType({}),
+    held: Mapping[bytes, bytes] = MappingProxyType({}),
+) -> Task:
     """Reads genesis and hints on all reachable backends, to start a new device. -> Found.
 
-    What `look` has `seen` is not read again. Where folders hold many ids, one backend is read first, and on the others
-    only the acceptors of its config. `Group.get_recent(found.state)` is to follow, and checks births. `DamagedError`
-    when no backend holds a genesis, `NoQuorumError` when none could be read, `ForkError` when two contradict each
-    other.
+    What `look` has `seen` is not read again, nor are sealed objects that are `held` by the SHA-256 that their names
+    promise. Where folders hold many ids, one backend is read first, and on the others only the acceptors of its config.
+    `Group.get_recent(found.state)` is to follow, and checks births. `DamagedError` when no backend holds a genesis,
+    `NoQuorumError` when none could be read, `ForkError` when two contradict each other.
     """
     problems: dict[str, str] = {}
     restarted: set[str] = set()
@@ -147,7 +153,7 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = Mapping
             acceptor_id, genesis, _ = got[backend][0]
             with suppress(DamagedError, FormatError, NoQuorumError):  # not intact here: the next one has it
                 root = {acceptor_id: (backend, genesis, None)}
-                first = decode_agreed_config((yield from _const_of(keys, root, genesis.config)))
+                first = decode_agreed_config((yield from _const_of(keys, root, genesis.config, held)))
     known = None if first is None else {a.acceptor_id.hex() for _, a in first.acceptors}
     moved = any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values())
     if moved or record is not None:
@@ -165,7 +171,7 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = Mapping
             + ", ".join(f"{b} {g.fingerprint}" for b, g, _ in roots.values()),
             next_step="give `clone` only backends that belong together",
         )
-    state, config, devices = yield from _start(keys, roots, first, record)
+    state, config, devices = yield from _start(keys, roots, first, record, held)
     members = {a.acceptor_id for _, a in config.acceptors}
     links = {acceptor_id: backend for acceptor_id, (backend, _, _) in roots.items() if acceptor_id in members}
     return Found(state, config, devices, links, problems)
@@ -213,6 +219,7 @@ def _start(
     roots: Mapping[bytes, tuple[str, State, SignedEntry | None]],
     config: Config | None,
     record: EraRecord | None,
+    held: Mapping[bytes, bytes],
 ) -> Task:
     """-> (State, Config, DeviceSet): the newest hint signed by a device that its base admits, else the genesis.
 
@@ -229,11 +236,11 @@ def _start(
     hints.sort(key=lambda hint: hint.entry.v, reverse=True)
     likely = [s for s in (hints[0].entry.base, hints[0].entry.value) if s is not None] if hints else [first]
     wanted = dict.fromkeys([likely[-1].config, *(state.devices for state in likely)])
-    tasks = {d.hex(): _const_or_none(keys, roots, d) for d in wanted if d not in configs}
+    tasks = {d.hex(): _const_or_none(keys, roots, d, held) for d in wanted if d not in configs}
     consts: dict[str, bytes | None] = yield Gather(tasks)
 
     def const_of(digest: bytes) -> Task:
-        return consts.get(digest.hex()) or (yield from _const_of(keys, roots, digest))
+        return consts.get(digest.hex()) or (yield from _const_of(keys, roots, digest, held))
 
     def devices_of(state: State) -> Task:
         if state.devices not in sets:
@@ -260,14 +267,17 @@ def _start(
     return (yield from loaded(first))
 
 
-def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:
-    return get_const(keys, digest, [(a, root[0]) for a, root in roots.items()], "a const object")
+def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes, held: Mapping[bytes, bytes]) -> Task:
+    if digest in held:
+        with suppress(FormatError, UpgradeError):  # then any other copy is asked for, and whoever needs it is told why
+            return open_named(keys, RecordKind.CONST, digest, held[digest])
+    return (yield from get_const(keys, digest, [(a, root[0]) for a, root in roots.items()], "a const object"))
 
 
-def _const_or_none(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:
+def _const_or_none(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes, held: Mapping[bytes, bytes]) -> Task:
     """-> a const object, fetched ahead; None where that fails: whoever needs it is told why."""
     try:
-        return (yield from _const_of(keys, roots, digest))
+        return (yield from _const_of(keys, roots, digest, held))
     except (DamagedError, FormatError, NoQuorumError, UpgradeError):
         return None
 

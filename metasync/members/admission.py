@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
 from metasync.consensus.chain import exclusion
-from metasync.errors import BackendError, MetaSyncError, NoQuorumError
+from metasync.errors import BackendError, FormatError, MetaSyncError, NoQuorumError, UpgradeError
 from metasync.keys.device_set import DeviceSet, expired, joined, rejoined, without_invitations
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.local.state_keys import INVITED_KEY, META_KIND
 from metasync.members.newcomers import asking, may_enter, propose_devices
-from metasync.runtime.effects import Gather, Task
+from metasync.runtime.effects import Gather, Task, together
 from metasync.session import agreement
 from metasync.session.session import LOOK_S, Agreed, Session
 from metasync.store.index import decode_root
@@ -60,9 +60,10 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
             return _arrived(s, s.load(s.newest_state()))
         entering: Future[tuple[Decided, Heads | None]] | None = None
         with asking(s), _reading_index(s, s.newest_state()):
-            state = agreement.ask_newest(s)
+            state, stored = _ask_newest(s)
             if not agreement.is_in(s, devices := s.devices_of(state)):
-                entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
+                new = stored or _joined(s, state, devices).encode()
+                entering = s.runtime.start(_entering(s, state, new, s.entropy(16)))
         if entering is not None:
             return Arrival(s.load(state), partial(_entered, s, entering))
         s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
@@ -77,22 +78,27 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
 @contextlib.contextmanager
 def _reading_index(s: Session, state: State) -> Iterator[None]:
     """Reads the index of a decided state into the local cache meanwhile; the newest one shares much of it."""
-    begun = s.runtime.start(_index_files(s.group, state))
+    known = s.db.get_objects([state.index.hash])
+    with contextlib.suppress(FormatError, UpgradeError):  # whoever loads it is told why
+        known |= s.db.get_objects([i.ref.hash for root in known.values() for i in decode_root(root).apart])
+    begun = s.runtime.start(_index_files(s.group, state, known))
     yield
     with contextlib.suppress(MetaSyncError):
         s.db.put_objects((digest, META_KIND, data) for digest, data in begun.result().items())
 
 
-def _index_files(group: Group, state: State) -> Task:
-    """-> an index root and its first segments, by hash."""
+def _index_files(group: Group, state: State, known: Mapping[bytes, bytes]) -> Task:
+    """-> an index root and its first segments by hash, but for segments that are `known`."""
     ref = state.index
     if ref.hash == ZERO_HASH or state.index_rides:
         return {}
-    root: bytes = yield from group.get_meta(ref)
+    root: bytes = known.get(ref.hash) or (yield from group.get_meta(ref))
     listed = decode_root(root).apart
     sizes = accumulate(i.size for i in listed)
     tasks = {
-        i.ref.hash: group.get_meta(Ref(*i.ref)) for i, upto in zip(listed, sizes, strict=True) if upto <= AHEAD_BYTES
+        i.ref.hash: group.get_meta(Ref(*i.ref))
+        for i, upto in zip(listed, sizes, strict=True)
+        if upto <= AHEAD_BYTES and i.ref.hash not in known
     }
     got: dict[str, bytes] = yield Gather({digest.hex(): task for digest, task in tasks.items()})
     return {ref.hash: root, **{bytes.fromhex(digest): data for digest, data in got.items()}}
@@ -109,12 +115,40 @@ def _apart(s: Session, newest: State, heads: Heads | None = None) -> str:
     return "; ".join(check_heads(s, newest, heads))
 
 
+def _ask_newest(s: Session) -> tuple[State, bytes | None]:
+    """Asks for the newest state. -> it, and the hash of its device set with this device, where that is stored already.
+
+    By what a proposal begins with, where nothing newer was listed (consensus.md, rule 2.2). The device set is stored
+    beside it, and counts where all acceptors turn out to be what they were: the copy on an emptied one is none.
+    """
+    known = s.newest_state()
+    devices = s.devices_of(known)
+    if not s.connections.is_quiet or agreement.is_in(s, devices) or not devices.admits(s.certificate):
+        return agreement.ask_newest(s), None
+    data = _joined(s, known, devices).encode()
+    beside = together({"stored": s.group.put_const(known, data), "before": _state_before(s.group, known)})
+    with s.runtime.beside(beside) as stored, agreement.looking(s, preparing=True) as look:
+        state = agreement.told(s, look)
+        if state != known or len(s.group.heard) < s.config.n:
+            return state, None
+        with contextlib.suppress(NoQuorumError):  # `_entering` tries again
+            digest: bytes = stored()["stored"]
+            return state, digest
+    return state, None
+
+
 def _entering(s: Session, state: State, devices: bytes, op_id: bytes) -> Task:
-    """Has a device set agreed after `state`. -> (Decided, what other devices have synchronised of it if it is ours)."""
-    prepared = _if_it_can(s.group.prepare(state))
-    stored = s.group.put_const(state, devices)
-    done = yield Gather({"stored": stored, "prepared": prepared, "before": _state_before(s.group, state)})
-    decided: Decided = yield from agreement.proposing(s, state, Change(op_id=op_id, devices=done["stored"]))
+    """Has a device set, or the stored one of this hash, agreed after `state`.
+
+    -> (Decided, what other devices have synchronised of it if it is ours).
+    """
+    stored = devices
+    if len(devices) != len(ZERO_HASH):
+        prepared = _if_it_can(s.group.prepare(state))
+        storing = s.group.put_const(state, devices)
+        done = yield Gather({"stored": storing, "prepared": prepared, "before": _state_before(s.group, state)})
+        stored = done["stored"]
+    decided: Decided = yield from agreement.proposing(s, state, Change(op_id=op_id, devices=stored))
     if not decided.mine:
         return decided, None
     hint = _if_it_can(s.group.write_hint(state, decided.state, now=True))

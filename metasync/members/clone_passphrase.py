@@ -6,8 +6,8 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -15,15 +15,17 @@ from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.nested import nested, nested_text
 from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import ZERO_HASH, Group, State, birth_matches, birth_path
-from metasync.consensus.founding import Found, bootstrap, look
+from metasync.consensus.founding import Found, bootstrap
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
 from metasync.keys.slots import fingerprint_words
 from metasync.members import search
-from metasync.runtime.effects import Op, Reply, each
+from metasync.members.ahead import Ahead, index_at_hand
+from metasync.runtime.effects import Op, each
 from metasync.runtime.tasks import Runtime
 from metasync.session import lost_state, open_backend
+from metasync.session.connections import Opened
 from metasync.session.folder import Link, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S, INCARNATION_BYTES
 from metasync.session.session import LOOK_S
@@ -40,6 +42,7 @@ class _Start:
     found: Found
     places: dict[str, tuple[str, str]]
     runtime: Runtime
+    ahead: Ahead
 
     def group(self) -> Group:
         found, state = self.found, self.found.state
@@ -57,30 +60,6 @@ _NEEDED = (
 )
 
 
-class _Ahead:
-    """Reads what needs no key while the passphrase is stretched, on backends with one workspace folder."""
-
-    def __init__(self, runtime: Runtime, opened: Mapping[str, Backend]) -> None:
-        self._runtime = runtime
-        self._opened = opened
-        self._begun: dict[tuple[str, str], Future[dict[tuple[str, str], Reply]]] = {}
-
-    def begin(self, folders: Mapping[str, Sequence[str]]) -> None:
-        for n, inside in folders.items():
-            if len(inside) == 1:
-                key = f"{n} {inside[0]}"
-                self._runtime.add_backend(key, Prefixed(self._opened[n], inside[0]))
-                self._begun[n, inside[0]] = self._runtime.start(look([key]))
-
-    def seen(self, places: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], Reply]:
-        """Waits for the replies. -> them, by the names of `places` (backend and folder)."""
-        out = {}
-        for key, place in places.items():
-            if place in self._begun:
-                out.update({(key, path): reply for (_, path), reply in self._begun[place].result().items()})
-        return out
-
-
 def begin(
     folder: Path,
     name: str,
@@ -92,22 +71,23 @@ def begin(
     *,
     again: bool = False,
     merge: bool = False,
-) -> dict[str, Backend]:
+) -> Opened:
     """Finds the workspace `name`, makes keys for this device, and writes the local state of `folder`, without files.
 
-    -> open backends by agreed name, the caller's to use and to close; none where an interrupted clone did this before.
+    -> what is open and read by then, the caller's to use; nothing where an interrupted clone did this before.
     `again`: the keys that were found before are not in force, so nothing is taken on trust. `merge`: the folder has
     files, which stay, and perhaps a local state that is of no use.
     """
     if lost_state.is_begun(folder, name, merge=merge) and not again:
-        return {}
+        return Opened()
     lost_state.cleared(folder, name, merge=merge, again=again)
     urls = open_backend.parsed_urls(backends)
     device = new_device(device_name or open_backend.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
     with contextlib.ExitStack() as opening:
         opened = opened_all(opening, urls)
+        runtime = open_backend.bare_runtime(opened)
+        opening.callback(runtime.close, 0)  # it writes nothing
         with contextlib.ExitStack() as stack:
-            runtime = stack.enter_context(open_backend.bare_runtime(opened))
             runtime.submit_work(_load)
             try:
                 start = _start(stack, opened, runtime, name, passphrase, device, everywhere=again)
@@ -121,17 +101,19 @@ def begin(
                 _check_expected(start.runtime.run(start.group().get_recent(start.found.state)), expect)
             places = {agreed: start.places[key] for key, agreed in names.items()}
             links = _links(urls, opened, places, on_event)
+            is_quiet = start.ahead.is_quiet(start.opening.keys, start.found, start.places)
             tell_nested({agreed: urls[places[agreed][0]] for agreed in links}, on_event)
         f = start.found
         write_local(
             folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
-            unfinished=True, anew=merge,
+            unfinished=True, anew=merge, objects=index_at_hand(start.opening.keys, f.state, start.ahead.objects),
         )  # fmt: skip
         opening.pop_all()
     stay = {places[agreed][0]: agreed for agreed in links}
     for n in opened.keys() - stay.keys():
         opened[n].close()
-    return {agreed: opened[n] for n, agreed in stay.items() if not isinstance(opened[n], AbsentBackend)}
+    kept = {agreed: opened[n] for n, agreed in stay.items() if not isinstance(opened[n], AbsentBackend)}
+    return Opened(kept, partial(start.ahead.pack, names=stay), is_quiet, partial(runtime.close, 0))
 
 
 def opened_all(stack: contextlib.ExitStack, urls: Mapping[str, BackendUrl]) -> dict[str, Backend]:
@@ -189,7 +171,7 @@ def _start(
 ) -> _Start:
     """Opens the keyring that is in force. `ExcludedError` when the passphrase opens only others."""
     given = sorted(opened)
-    ahead = _Ahead(runtime, opened)
+    ahead = Ahead(runtime, opened)
     out = search.search(
         given, name, passphrase, runtime.run, everywhere=everywhere, on_folders=ahead.begin, start=runtime.start
     )
@@ -204,8 +186,8 @@ def _start(
     seen = ahead.seen(places)
     for opening in search.open_rings(out, runtime.run):
         certificate = device.certified(opening.admin_private, opening.keys.ns_id)
-        found: Found = inner.run(bootstrap(opening.keys, list(places), seen))
-        start = _Start(out, opening, device, certificate, found, places, inner)
+        found: Found = inner.run(bootstrap(opening.keys, list(places), seen, ahead.objects))
+        start = _Start(out, opening, device, certificate, found, places, inner, ahead)
         if (not everywhere and found.state.keyring == opening.digest) or _in_force(start):
             return start
     raise ExcludedError(

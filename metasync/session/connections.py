@@ -6,9 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from metasync.backends.registry import parse_url
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from metasync.local.state import LocalDb
     from metasync.runtime.threads import UnderWay
     from metasync.session.write_index import Decoded
+    from metasync.transfer.copies import Begun, PackKey
     from metasync.transfer.late_copies import Finishing
 
 REMOVED: Final = " (removed)"  # after the name of a backend that is not in the workspace any more, where it is told
@@ -83,22 +83,38 @@ class Way:
         return self.store if isinstance(self.store, AbsentBackend) else None
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What the first half of a clone leaves to the second one.
+
+    backends  open backends by agreed name: whoever gets this closes them
+    held      gives packs that were asked for already
+    is_quiet  whether nothing newer than the newest known state was listed
+    end       ends what is still being read ahead
+    """
+
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+    held: Callable[[PackKey], Begun | None] = lambda _: None
+    is_quiet: bool = False
+    end: Callable[[], None] = lambda: None
+
+
 class Connections:
     """The agreed config, this device's keys, and its ways to the backends. `open` may be repeated; `close` it.
 
     Ways are kept by backend id: of the agreed config, of `previous`, and of a backend that is to be added.
     """
 
-    def __init__(
-        self, directory: Path, db: LocalDb, machine: Machine, opened: Mapping[str, Backend] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, directory: Path, db: LocalDb, machine: Machine, opened: Opened | None = None) -> None:
+        opened = opened or Opened()
         self.db = db
         self.directory = directory
         self.machine = machine
         self.on_event: Listener = ignore  # hears what the ways do by themselves
         self.requests: Callable[[str], float | None] = lambda _: None  # the user's limit of a backend, by its name
         self.without: Set[str] = frozenset()  # see `doing_without`
-        self._opened = dict(opened)  # backends that the caller had open, by name: closed with the others
+        self._opened = dict(opened.backends)  # backends that the caller had open, by name: closed with the others
+        self.held, self.is_quiet, self._end_ahead = opened.held, opened.is_quiet, opened.end
         self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.guard = IdentityGuard(
             directory,
@@ -417,6 +433,11 @@ class Connections:
         way.view = WithBallast(Prefixed(backend, way.link.folder), lambda: self.given_up.add(way.name))
         return way.view
 
+    def end_ahead(self) -> None:
+        """Ends what the first half of a clone began to read, and forgets what came. May be repeated."""
+        end, self.held, self._end_ahead = self._end_ahead, lambda _: None, lambda: None
+        end()
+
     def dial(self) -> None:
         """Has the open stores begin to open connections, for an operation that will soon ask them."""
         for way in self.ways.values():
@@ -454,6 +475,7 @@ class Connections:
             return True
 
     def _close(self) -> None:
+        self.end_ahead()
         self.segments = {}
         runtime, self._runtime = self._runtime, None
         if runtime is not None and self._group is not None and self.head.waiting is not None:

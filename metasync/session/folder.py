@@ -201,9 +201,12 @@ def write_local(
     *,
     unfinished: bool = False,
     anew: bool = False,
+    objects: Mapping[bytes, bytes] = MappingProxyType({}),
     more: Mapping[str, bytes | None] = MappingProxyType({}),
 ) -> None:
     """Makes `.metasync` under another name, and renames it: whole or not at all. `more`: further values.
+
+    `objects`: of the index of `state`, opened, by hash, where some were read already.
 
     `anew`: one that is there, and of no use, then lies in it as `before`. `WorkspaceError`, with another there.
     """
@@ -225,6 +228,7 @@ def write_local(
             db.set(LINKS_KEY, dict(links))
             db.set(BASE_KEY, state)
             db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
+            db.put_objects((digest, META_KIND, data) for digest, data in objects.items())
             db.set(PLACE_KEY, place_now(building))  # before anybody can copy it
             db.set(UNFINISHED_KEY, unfinished or None)
             db.set(CLONING_KEY, unfinished or None)

@@ -234,6 +234,7 @@ class Session:
         names = {**self.former, **self.names}
         made = transfer_of(self.config, self.previous, names, self.form, self.ids.of, self.estimates)
         made.down.update(self.out)
+        made.held = self.connections.held
         return made
 
     @cached_property

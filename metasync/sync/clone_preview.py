@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from metasync.backends.api import Backend
 from metasync.events import Listener
 from metasync.keys.slots import fingerprint_words
 from metasync.local.state import LocalDb
@@ -41,7 +40,7 @@ def preview(
     lost_state.cleared(folder, name or "invited", merge=merge)
     with tempfile.TemporaryDirectory(prefix="metasync-clone-", ignore_cleanup_errors=True) as top:
         place = Path(top) / "folder"
-        opened: dict[str, Backend] = {}
+        opened = None
         if invite is not None:
             clone_invitation.accept(place, invite, backends, on_event, trust_hosts)
         else:

@@ -68,7 +68,10 @@ def finish_clone(s: Session, workspace: W) -> CloneReport[W]:
 
     arrival = admission.arrive(s, read_only=s.connections.is_read_only)
     found: list[tuple[State, str]] = []
-    brought = bring(s, arrival.newest, lambda: found.append(arrival.finish()))
+    try:
+        brought = bring(s, arrival.newest, lambda: found.append(arrival.finish()))
+    finally:
+        s.connections.end_ahead()
     pulled = brought.report
     newest, problem = found[-1]
     if newest.master == brought.agreed.state.master:  # what was agreed since is this device itself, as a rule

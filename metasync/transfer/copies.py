@@ -136,6 +136,10 @@ class Begun(NamedTuple):
     reply: Future[Reply]
 
 
+PackKey: TypeAlias = tuple[int, bytes]
+"""The generation and the name of a pack."""
+
+
 SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says so itself
 TREES_BYTES_MAX = BALLAST_BYTES // 4  # of a pack that may take a reserve: the trees of some hundred changed directories
 
@@ -231,7 +235,8 @@ class Transfer:
     before: Placement | None = None  # by which older packs lie, until they are moved
     doubted: dict[str, Callable[[], Task]] = field(default_factory=dict)  # until one says "": see `_put`
     strange: set[str] = field(default_factory=set)  # backends that turned out to be other stores, or to be silent
-    begun: dict[tuple[int, bytes], Begun] = field(default_factory=dict)  # on their way before they were wanted
+    begun: dict[PackKey, Begun] = field(default_factory=dict)  # on their way before they were wanted
+    held: Callable[[PackKey], Begun | None] = lambda _: None  # whole ones that a clone began earlier still
 
     def order(self, name: bytes) -> list[Place]:
         """The linked places of a pack in the agreed order."""

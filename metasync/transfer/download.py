@@ -115,6 +115,7 @@ class Download:
         self._asking: dict[Future[Any], Take] = {}
         self._opening: dict[Future[Any], Take] = {}
         self._begun: set[int] = set()  # numbers of takes that were begun before they were wanted: all of their piece
+        self._untimed: set[int] = set()  # those of them that `timed` knows nothing of
 
     def want(self, record: PackRecord, objects: Iterable[Located]) -> None:
         """These objects of a pack are wanted too. May be called between what `run` yields."""
@@ -137,7 +138,10 @@ class Download:
 
     def _take_over(self, pack: _Pack, piece: Piece) -> int:
         """Takes over a fetch that was begun before its pack was wanted. -> how many of its first bytes it brings."""
-        begun = self._transfer.begun.pop((pack.record.generation, pack.record.name), None)
+        key = pack.record.generation, pack.record.name
+        begun, is_timed = self._transfer.begun.pop(key, None), True
+        if begun is None:
+            begun, is_timed = self._transfer.held(key), False
         if begun is None or begun.holder not in piece.homes:
             return 0
         piece = piece._replace(end=begun.size)
@@ -147,6 +151,8 @@ class Download:
         now = self._clock()
         take = self._schedule.begun(piece, begun.holder, now if begun.reply.done() else begun.at, now)
         self._begun.add(take.number)
+        if not is_timed:
+            self._untimed.add(take.number)
         self._asking[begun.reply] = take
         return begun.size
 
@@ -206,6 +212,18 @@ class Download:
         if self._opening:
             self._runner.wait(self._opening, OPENING_WAIT_S, for_all=True)
 
+    def _teach(self, take: Take, reply: Reply) -> None:
+        """Has the estimates learn from a call that was made before there were any: in the thread that tells them all
+        else."""
+        estimates, now = self._transfer.estimates, self._clock()
+
+        def taught() -> Task:
+            call = estimates.begin(take.holder, Direction.DOWN, take.piece.size, now - reply.seconds)
+            estimates.end(call, len(reply.value), reply.seconds, now)
+            yield from ()
+
+        self._runner.start(taught())
+
     # --- one request
 
     def _range(self, take: Take) -> tuple[int, int, list[int]]:
@@ -231,6 +249,8 @@ class Download:
         return reply
 
     def _answered(self, take: Take, reply: Reply) -> None:
+        if reply.error is None and take.number in self._untimed:
+            self._teach(take, reply)
         if reply.error is not None:
             self._failed(take, reply.error)
         elif self._schedule.answered(take, self._clock(), reply.seconds):
@@ -397,7 +417,8 @@ def begin(
         return
     listed = []
     for record in packs:
-        if (record.generation, record.name) not in t.begun:
+        key = record.generation, record.name
+        if key not in t.begun and t.held(key) is None:
             homes = [t.places[i].name for i in t.placement.primary(record.name) if i in t.places]
             listed.append((record, [n for n in homes if n in free]))
     for record, holder, size in choose(listed):

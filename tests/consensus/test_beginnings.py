@@ -99,6 +99,19 @@ def test_it_is_found_on_all_of_them(begun: Beginning) -> None:
     assert found.problems == {}
 
 
+@pytest.mark.parametrize("junk", [b"", b"no sealed record", b"\x02 of a newer version"])
+def test_objects_that_are_held_are_not_read_again_and_checked(begun: Beginning, junk: bytes) -> None:
+    wanted = [begun.logs.base.config, begun.logs.base.devices]
+    paths = {digest: f"{begun.ws.acceptor_of('a').hex()}/const/{digest.hex()}" for digest in wanted}
+    held = {digest: begun.world.stores["a"][path] for digest, path in paths.items()}
+    for given, asked in ((held, False), (dict.fromkeys(wanted, junk), True)):
+        for requests in begun.world.requests.values():
+            requests.clear()
+        found: Found = begun.world.do(bootstrap(begun.ws.keys, [*"abc"], {}, given), {})
+        assert (found.state, found.config, found.devices) == (begun.logs.base, begun.ws.config, begun.ws.devices)
+        assert any("/const/" in op.path for ops in begun.world.requests.values() for op in ops) is asked
+
+
 @pytest.mark.parametrize("name", ["z" * 32, "ab", "AB" * 16])
 def test_names_that_are_no_ids_are_nobodys(begun: Beginning, name: str) -> None:
     begun.world.stores["a"][f"{name}/x"] = b"x"

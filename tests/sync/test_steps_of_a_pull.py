@@ -334,6 +334,7 @@ def test_a_clone_tells_what_it_could_not_place(monkeypatch: pytest.MonkeyPatch, 
     from metasync.members import admission
 
     newest: Any = SimpleNamespace(v=4, master=b"m4" if others else b"m3", fingerprint="f", hash=b"h" * 32)
+    ended: list[str] = []
     arrival = SimpleNamespace(newest=at(3), finish=lambda: (newest, "a problem"))
     first = PullReport(3, 3, unplaced=(Skipped(b"x", "no room"),), conflicts=())
     monkeypatch.setattr(admission, "arrive", lambda *_, **__: arrival)
@@ -345,7 +346,9 @@ def test_a_clone_tells_what_it_could_not_place(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(first_checkout, "bring", bring)
     more = PullReport(3, 4, unplaced=(Skipped(b"y", "no room"),))
     monkeypatch.setattr(pull, "pull", lambda *_, **__: more)
-    links = SimpleNamespace(is_read_only=False, agreed_names={"a", "b"}, links={"a": "a"})
+    links = SimpleNamespace(
+        is_read_only=False, agreed_names={"a", "b"}, links={"a": "a"}, end_ahead=lambda: ended.append("what came")
+    )
     s: Any = SimpleNamespace(
         connections=links, db=Db(), load=lambda _: None, directory="/folder", down={}, bad_copies=(), name="docs"
     )  # fmt: skip
@@ -353,6 +356,7 @@ def test_a_clone_tells_what_it_could_not_place(monkeypatch: pytest.MonkeyPatch, 
     assert report.unplaced == (more if others else first).unplaced
     assert s.db.get(BASE_KEY) == (None if others else newest), "a pull sets it itself"
     assert (report.version, report.unlinked, report.problem) == (4, ("b",), "a problem")
+    assert ended == ["what came"]
 
 
 def test_a_clone_in_parts_that_has_no_room_brings_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
