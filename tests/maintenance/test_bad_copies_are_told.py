@@ -16,6 +16,7 @@ from workspace_kit import Lab, Ran, flip, write
 from metasync.dashboard import sources
 from metasync.errors import DamagedError, WorkspaceError
 from metasync.events import Notice
+from metasync.members import ahead
 from metasync.moving import upkeep
 from metasync.reports.service import Problem, WorkspaceState
 from metasync.reports.sync import BadCopies
@@ -25,6 +26,12 @@ from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
 LONG_S = 600.0  # never over in a test
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone would take a pack from whichever store lists it first: from the one that has the good copy, too."""
+    monkeypatch.setattr(ahead, "PACKS_BYTES_MAX", 0)
 
 
 def some(lab: Lab, *, copies: int = 2) -> Workspace:
