@@ -29,9 +29,9 @@ from metasync.runtime.effects import Op, Reply
 class Logs:
     """A workspace on `names`, into whose logs of version 1 a test writes what it wants by `proposer`."""
 
-    def __init__(self, names: str = "abc") -> None:
+    def __init__(self, names: str = "abc", f: int = 0) -> None:
         self.world = World(3, [*names])
-        self.ws: Workspace = make_workspace(self.world)
+        self.ws: Workspace = make_workspace(self.world, f=f)
         self.base = self.ws.genesis
         self.proposer = Forger(self.world, self.ws, 0)
         self.x = self.proposer.lie(self.base, b"x...")
@@ -104,8 +104,49 @@ def test_a_vote_behind_a_fence_decides_in_a_round_that_may_be_unearned(closed: s
     logs.world.down = {"c"}
     instance = logs.read()
     assert instance.decided() == logs.x
+    instance.asked_all = False
+    assert instance.decided() is None, "c may be about to answer"
     instance.begin()
     assert not instance.asked_all
+
+
+def test_a_vote_behind_a_fence_counts_for_none_that_was_read() -> None:
+    """Rule 8.2: b is closed, and lacks the promise; c was read, and has not given it yet. It may be asked for."""
+    logs = Logs()
+    logs.prepare("a", 1)
+    logs.accept("ab", 1, logs.x)
+    logs.close("b", logs.x)
+    instance = logs.read()
+    assert instance.decided() is None
+    assert instance.evidence() == logs.x
+
+
+def test_a_log_that_is_closed_on_another_vote_keeps_an_open_round_open() -> None:
+    """Rule 8.2: a, b and c voted in round 2, which a and perhaps e promised. d is closed in round 1: nobody has shut
+    the votes of round 2 in, and the version can be finished."""
+    logs = Logs("abcde")
+    other = logs.proposer.lie(logs.base, b"y...")
+    logs.prepare("d", 1)
+    logs.accept("d", 1, other)
+    logs.close("d", other)
+    logs.prepare("a", 2)
+    logs.accept("abc", 2, logs.x)
+    logs.world.down = {"e"}
+    assert logs.read().decided() is None
+
+
+def test_a_promise_of_a_quorum_may_lack_those_that_lie() -> None:
+    """Rule 8.2: of five, one of which may lie, four votes and three promises decide. The liar may hide the fourth."""
+    logs = Logs("abcde", f=1)
+    logs.prepare("ab", 1)
+    logs.accept("abcd", 1, logs.x)
+    logs.world.down = {"e"}
+    assert logs.read().decided() is None
+    logs = Logs("abcde", f=1)
+    logs.prepare("abc", 1)
+    logs.accept("abcd", 1, logs.x)
+    logs.world.down = {"e"}
+    assert logs.read().decided() == logs.x
 
 
 def test_a_closed_log_stands_for_its_value_in_later_rounds_alone() -> None:
