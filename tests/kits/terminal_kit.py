@@ -25,6 +25,7 @@ from ptyprocess import PtyProcess
 CTRL_C = "\x03"
 CTRL_D = "\x04"
 HUNG_S = 60
+WAITS_S = 0.1  # from a question to the read of its answer, at most
 _READ_BYTES = 1 << 12  # small: screens between two drawings are looked at, too
 
 CHEAP_PROGRAM = """
@@ -94,8 +95,12 @@ class Terminal:
                 raise AssertionError(f"never came: {wanted!r}\n{self.text()}")
 
     def asked(self, question: str) -> None:
-        """Waits until the cursor stands behind a question and its blank: by then the echo is off, if it is to be."""
+        """Waits until the cursor stands behind a question and its blank: by then the echo is off, if it is to be.
+
+        And a little longer: Python loses a signal that comes just before it waits for a line, until that line comes.
+        """
         self.until(lambda t: t.screen.display[t.screen.cursor.y][: t.screen.cursor.x].endswith(f"{question} "))
+        time.sleep(WAITS_S)
 
     def type(self, line: str) -> None:
         """Types a line, and Enter."""
